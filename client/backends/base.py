@@ -1,0 +1,266 @@
+"""The seam between the trainer and the processors: Backend, Device, Program.
+
+A Backend finds devices. A Device opened from it holds data sets and compiles segments of a model
+into Programs. A Program trains: its methods enqueue work and return at once (on a device with a
+queue), except those that say that they wait. Backends know nothing of placement, Flower or files.
+
+A training step over a whole network is
+
+    program.gather(start, count); program.forward(count); program.loss(count)
+    program.backward(count); program.update(hyper)
+
+and where a network is cut, the boundary's tensors pass through ``put_input``/``take_output`` and
+``put_output_grad``/``take_input_grad``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.model.graph import Float32Array, Segment
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A processor as its backend describes it. Sizes in bytes; 0 where there is no limit."""
+
+    backend: str
+    name: str
+    kind: str  # "cpu", "gpu" or "accelerator"
+    vendor: str = ""
+    platform: str = ""
+    driver: str = ""
+    compute_units: int = 1
+    global_mem_nbytes: int = 0
+    max_alloc_nbytes: int = 0
+    max_work_group_size: int = 0
+    unified_memory: bool = True
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What measurements, parity and programs are kept under: device, driver, platform."""
+        return "|".join((self.backend, self.platform, self.vendor, self.name, self.driver))
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """What one update needs: SGD as in PyTorch, and FedProx's proximal term.
+
+    g = grad + weight_decay·w + proximal_mu·(w - w_round_start); v = momentum·v + g;
+    w -= lr · (g + momentum·v if nesterov else v).
+    """
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Sums over the examples since the last reading."""
+
+    loss_sum: float
+    correct: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a program costs before it runs: bytes on the device and launches of a training step."""
+
+    params_nbytes: int  # parameters, gradients and optimizer state
+    arena_nbytes: int  # activations and their gradients, as planned by liveness
+    launches: int
+    variants: tuple[tuple[str, str], ...] = ()  # (operation, kernel variant chosen)
+
+
+@dataclass
+class Traffic:
+    """Counters of a device since it was opened: host-device bytes, and time busy in sampled steps.
+
+    ``compute_s``: kernels that do arithmetic; ``transfer_s``: between host and device; ``copy_s``:
+    commands on the device whose kernels do no arithmetic (layout, gather, fill, copies).
+    ``sampled_steps`` says on how many training steps the three rest.
+    """
+
+    upload_nbytes: int = 0
+    download_nbytes: int = 0
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
+    copy_s: float = 0.0
+    sampled_steps: int = 0
+
+    def since(self, before: Traffic) -> Traffic:
+        """The difference to an earlier copy."""
+        return Traffic(
+            **{k: getattr(self, k) - getattr(before, k) for k in self.__dataclass_fields__}
+        )
+
+
+class DeviceData(ABC):
+    """A data set made available to a device: resident there, or streamed in chunks."""
+
+    num_examples: int
+    resident: bool
+    nbytes: int
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free what it holds on the device."""
+
+
+class Program(ABC):
+    """A compiled segment: parameters, gradients, optimizer state, activations on a device."""
+
+    segment: Segment
+    capacity: int
+    usage: Usage
+
+    # -- a round ---------------------------------------------------------------------------
+    @abstractmethod
+    def upload(self, params: Float32Array) -> None:
+        """Set the segment's parameters (flat, its own slice), zero gradients and optimizer state.
+
+        The values are also remembered as the round's start, for the proximal term.
+        """
+
+    @abstractmethod
+    def download(self) -> Float32Array:
+        """Wait for the queue and return the flat parameters (a copy)."""
+
+    # -- an epoch --------------------------------------------------------------------------
+    @abstractmethod
+    def begin_epoch(
+        self, data: DeviceData, order: NDArray[np.int32], batch: int, dropout_key: int
+    ) -> None:
+        """Visit ``data`` in ``order`` by batches of ``batch`` from now on.
+
+        A segment in mid-network is given the same data, order and key as the others: dropout
+        counts by example, and the last segment needs the labels.
+        """
+
+    @abstractmethod
+    def read_metrics(self) -> Metrics:
+        """Wait for the queue; the metrics that ``loss`` accumulated since the last reading."""
+
+    # -- a step: enqueue only ----------------------------------------------------------------
+    @abstractmethod
+    def gather(self, start: int, count: int) -> None:
+        """Bring examples order[start:start + count] in: normalised input, labels.
+
+        ``start`` is a multiple of the epoch's ``batch``, ``count`` at most ``batch``. Input is
+        gathered by a first segment, labels by a last one.
+        """
+
+    @abstractmethod
+    def forward(self, count: int, training: bool = True) -> None:
+        """Output of the segment for the first ``count`` rows; dropout only in training."""
+
+    @abstractmethod
+    def loss(self, count: int, total: int | None = None) -> None:
+        """Mean cross-entropy and its gradient (last segment); accumulates the metrics.
+
+        The gradient is divided by ``total`` (by default ``count``): the size of the whole batch,
+        where this program has only a slice of it.
+        """
+
+    @abstractmethod
+    def backward(self, count: int) -> None:
+        """Gradients of all parameters (overwritten, not added to) and of the segment's input.
+
+        The gradient of the network's own input is not computed.
+        """
+
+    @abstractmethod
+    def update(self, hyper: Hyper) -> None:
+        """One optimizer step on the whole flat buffer."""
+
+    def step(self, start: int, count: int, hyper: Hyper) -> None:
+        """gather, forward, loss, backward, update: a training step of a whole network."""
+        self.gather(start, count)
+        self.forward(count)
+        self.loss(count)
+        self.backward(count)
+        self.update(hyper)
+
+    @abstractmethod
+    def sample_next_step(self) -> None:
+        """Time the commands from the next ``gather`` to its ``update`` by events (see Traffic)."""
+
+    # -- boundaries, and what tests and the parity gate read (all wait) -------------------------
+    @abstractmethod
+    def put_input(self, x: Float32Array) -> None:
+        """Rows of the segment's input, (count, *shape), in place of ``gather``."""
+
+    @abstractmethod
+    def take_output(self, count: int) -> Float32Array:
+        """Rows of the segment's output, (count, *shape); logits for the last segment."""
+
+    @abstractmethod
+    def put_output_grad(self, dy: Float32Array) -> None:
+        """Gradient of the segment's output, in place of ``loss``."""
+
+    @abstractmethod
+    def take_input_grad(self, count: int) -> Float32Array:
+        """Gradient of the segment's input after ``backward``; not for a first segment."""
+
+    @abstractmethod
+    def read_grads(self) -> Float32Array:
+        """Flat gradients of the last ``backward``."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free what the program holds on the device."""
+
+
+class Device(ABC):
+    """A processor that was opened."""
+
+    info: DeviceInfo
+    traffic: Traffic
+
+    @abstractmethod
+    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+        """Make examples available: uploaded once if they fit, else streamed in chunks.
+
+        ``x``: (n, *shape), uint8 or float32, kept in that type; ``y``: (n,) class numbers.
+        """
+
+    @abstractmethod
+    def compile(self, segment: Segment, capacity: int) -> Program:
+        """A program for batches of up to ``capacity``; DeviceError if it does not fit or build."""
+
+    @abstractmethod
+    def throttle(self, limit_s: float) -> None:
+        """Wait until at most about ``limit_s`` of enqueued work is in flight."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait until all enqueued work is done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class Backend(ABC):
+    """A folder below client/backends that exports ``BACKEND``; found by itself."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def devices(self) -> list[DeviceInfo]:
+        """The devices that can be opened; empty if none. Raises DeviceError with the remedy where
+        the backend as a whole cannot work (no driver, package missing)."""
+
+    @abstractmethod
+    def open(self, info: DeviceInfo) -> Device:
+        """Open one of ``devices()``."""

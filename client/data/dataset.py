@@ -1,0 +1,46 @@
+"""A data set in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.errors import DataError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples and their classes.
+
+    ``x``: (n, *shape), uint8 (images, kept so until the device's first kernel) or float32;
+    ``y``: (n,) int32 class numbers; ``columns``: further (n,) columns by name, such as the person
+    an example came from; ``source``: the file or data set, for messages.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int32]
+    source: str
+    columns: dict[str, NDArray[Any]]
+
+    def __post_init__(self) -> None:
+        if self.x.dtype not in (np.uint8, np.float32):
+            raise DataError(
+                f"{self.source}: x: found dtype {self.x.dtype}, allowed: uint8, float32"
+            )
+        for name, column in (("y", self.y), *self.columns.items()):
+            if column.shape != (len(self.x),):
+                raise DataError(
+                    f"{self.source}: {name}: found shape {column.shape}, "
+                    f"needs one value for each of the {len(self.x)} examples"
+                )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def subset(self, index: NDArray[np.integer[Any]]) -> Dataset:
+        """The examples at ``index``, in that order."""
+        columns = {name: column[index] for name, column in self.columns.items()}
+        return Dataset(self.x[index], self.y[index], self.source, columns)

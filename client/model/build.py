@@ -1,0 +1,146 @@
+"""A model from YAML: a list of layers, each a name or a mapping with ``type`` and its settings.
+
+    name: lenet5
+    input: {shape: [1, 28, 28], mean: [0.1307], std: [0.3081]}
+    layers:
+      - {type: conv2d, name: conv1, out_channels: 6, kernel_size: 5, padding: 2}
+      - relu
+      - {type: residual, name: block1, body: [...], shortcut: [...]}
+
+Parameters are named as PyTorch names them: ``<name>.weight`` and ``<name>.bias``; a layer without
+a name has its number in the list, as in ``torch.nn.Sequential``; layers inside a residual block
+carry the block's name (and ``body.0``, ``shortcut.0`` where they have none of their own).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from client.config import check_keys, describe, find_config, join, parse, read_yaml
+from client.errors import ConfigError, ModelError, did_you_mean
+from client.model.graph import InputSpec, Model, Op, Param
+from client.model.layers import LAYERS, Add, Layer, Shape
+
+
+def load_model(path: Path) -> Model:
+    """A model from a file, or by the name of a shipped one."""
+    if not path.exists():
+        path = find_config(str(path), "models", path.parent, str(path))
+    return build_model(read_yaml(path), str(path))
+
+
+def build_model(value: dict[str, Any], where: str) -> Model:
+    """A model from the mapping of its YAML; ModelError or ConfigError naming ``where``."""
+    check_keys(value, ("name", "input", "layers"), where)
+    for key in ("name", "input", "layers"):
+        if key not in value:
+            raise ConfigError(f"{where}: the key '{key}' is missing")
+    if not isinstance(value["name"], str):
+        raise ConfigError(f"{where}.name: found {describe(value['name'])}, needs text")
+    spec = parse(InputSpec, value["input"], join(where, "input"))
+    builder = _Builder(spec.shape)
+    layers = _list(value["layers"], join(where, "layers"))
+    x, names = 0, []
+    for i, entry in enumerate(layers):
+        at = f"{join(where, 'layers')}[{i}]"
+        name = _name(entry, str(i), at)
+        x = builder.layer(entry, name, x, block=i, where=at)
+        names.append(name)
+    model = Model(value["name"], spec, tuple(builder.tensors), tuple(builder.ops), tuple(names))
+    if len(model.tensors[x]) != 1:
+        raise ModelError(
+            f"{where}: the last layer gives shape {model.tensors[x]}, needs one score per class: "
+            "end with a linear layer"
+        )
+    if not model.params:
+        raise ModelError(f"{where}: the model has no parameters to train")
+    return model
+
+
+class _Builder:
+    def __init__(self, shape: Shape) -> None:
+        self.tensors: list[Shape] = [shape]
+        self.ops: list[Op] = []
+        self.num_params = 0
+        self.names: set[str] = set()
+
+    def layer(self, entry: Any, name: str, x: int, block: int, where: str) -> int:
+        """Append the operations of one YAML entry; returns the number of the output tensor."""
+        kind = entry if isinstance(entry, str) else entry.get("type")
+        allowed = [*LAYERS, "residual"]
+        if kind not in allowed:
+            raise ConfigError(
+                f"{where}.type: found {describe(kind)}, allowed: {', '.join(allowed)}"
+                f"{did_you_mean(str(kind), allowed)}"
+            )
+        if kind == "residual":
+            return self.residual(entry, name, x, block, where)
+        settings = {}
+        if isinstance(entry, dict):
+            settings = {k: v for k, v in entry.items() if k not in ("type", "name")}
+            known = [f.name for f in dataclasses.fields(LAYERS[kind])]
+            check_keys(settings, ("type", "name", *known), where)
+        return self.append(parse(LAYERS[kind], settings, where), name, (x,), block, where)
+
+    def residual(self, entry: Any, name: str, x: int, block: int, where: str) -> int:
+        """body(x) + shortcut(x); without a shortcut, x itself is added."""
+        if not isinstance(entry, dict) or "body" not in entry:
+            raise ConfigError(f"{where}: a residual block needs the key 'body', a list of layers")
+        check_keys(entry, ("type", "name", "body", "shortcut"), where)
+        ends = []
+        for branch in ("body", "shortcut"):
+            y = x
+            for i, child in enumerate(_list(entry.get(branch, []), join(where, branch))):
+                at = f"{join(where, branch)}[{i}]"
+                own = _name(child, f"{branch}.{i}", at)
+                y = self.layer(child, f"{name}.{own}", y, block, at)
+            ends.append(y)
+        if ends[0] == x:
+            raise ModelError(f"{where}.body: a residual block needs at least one layer")
+        return self.append(Add(), name, (ends[0], ends[1]), block, where)
+
+    def append(
+        self, layer: Layer, name: str, inputs: tuple[int, ...], block: int, where: str
+    ) -> int:
+        shapes = [self.tensors[i] for i in inputs]
+        if name in self.names:
+            raise ModelError(f"{where}.name: the name '{name}' stands twice")
+        self.names.add(name)
+        if isinstance(layer, Add) and shapes[0] != shapes[1]:
+            raise ModelError(
+                f"{where}: body gives shape {shapes[0]}, shortcut gives {shapes[1]}; "
+                "they must be equal"
+            )
+        try:
+            output = layer.output_shape(shapes[0])
+            params = []
+            for spec in layer.params(shapes[0]):
+                param = Param(f"{name}.{spec.suffix}", spec.shape, self.num_params, spec.fan_in)
+                self.num_params += param.size
+                params.append(param)
+        except ModelError as e:
+            raise ModelError(f"{where}: {e}") from None
+        self.tensors.append(output)
+        number = len(self.tensors) - 1
+        self.ops.append(Op(layer, name, len(self.ops), inputs, number, tuple(params), block))
+        return number
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: found {describe(value)}, needs a list of layers")
+    for i, entry in enumerate(value):
+        if not isinstance(entry, str | dict):
+            raise ConfigError(
+                f"{where}[{i}]: found {describe(entry)}, needs the name of a layer or a mapping"
+            )
+    return value
+
+
+def _name(entry: Any, default: str, where: str) -> str:
+    name = entry.get("name", default) if isinstance(entry, dict) else default
+    if not isinstance(name, str) or not name or ("." in name and name != default):
+        raise ConfigError(f"{where}.name: found {describe(name)}, needs text without dots")
+    return name

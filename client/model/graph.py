@@ -1,0 +1,202 @@
+"""A model as data: operations in order, tensors, parameters in one flat buffer, unit-blocks.
+
+A model is a chain of unit-blocks (DeepX, Lane et al., IPSN 2016): a layer, or a residual body
+that is not cut. Inside a block, operations form a graph over numbered tensors; between blocks
+exactly one tensor passes. Parameters lie in block order in one flat float32 buffer, so that the
+parameters of a run of blocks are one contiguous slice of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.errors import ModelError
+from client.model.layers import Layer, Shape
+
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A named view into the flat parameter buffer; ``offset`` and ``size`` in elements."""
+
+    name: str
+    shape: Shape
+    offset: int
+    fan_in: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One layer at its place: tensors read and written (by number), parameters, unit-block.
+
+    ``index`` is the operation's place in its model; it keys what must be equal on every backend
+    and for every cut (dropout's counter).
+    """
+
+    layer: Layer
+    name: str
+    index: int
+    inputs: tuple[int, ...]
+    output: int
+    params: tuple[Param, ...]
+    block: int
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What one example looks like, and how raw values become the network's input.
+
+    ``x = (raw / scale - mean) / std`` with scale 255 for uint8 data and 1 otherwise; ``mean`` and
+    ``std`` hold one value, or one per channel (the first axis of ``shape``).
+    """
+
+    shape: Shape
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ModelError(f"input: shape: needs sizes of at least 1, found {self.shape}")
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.shape[0]):
+                raise ModelError(
+                    f"input: {key}: needs 1 value or one per channel ({self.shape[0]}), "
+                    f"found {len(values)}"
+                )
+        if min(self.std) <= 0:
+            raise ModelError(f"input: std: must be positive, found {list(self.std)}")
+
+    def affine(self, dtype: np.dtype[np.generic]) -> tuple[Float32Array, Float32Array]:
+        """(factor, shift), one value per channel each: ``x = raw * factor + shift``."""
+        scale = 255.0 if dtype == np.uint8 else 1.0
+        mean = np.broadcast_to(np.asarray(self.mean, np.float64), (self.shape[0],))
+        std = np.broadcast_to(np.asarray(self.std, np.float64), (self.shape[0],))
+        return (1 / (scale * std)).astype(np.float32), (-mean / std).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network that backends compile: see the module's docstring.
+
+    ``tensors[i]`` is the shape of tensor i for one example; tensor 0 is the input, the last
+    operation writes the logits.
+    """
+
+    name: str
+    input: InputSpec
+    tensors: tuple[Shape, ...]
+    ops: tuple[Op, ...]
+    block_names: tuple[str, ...]
+
+    @cached_property
+    def params(self) -> tuple[Param, ...]:
+        return tuple(param for op in self.ops for param in op.params)
+
+    @property
+    def num_params(self) -> int:
+        return sum(param.size for param in self.params)
+
+    @property
+    def num_classes(self) -> int:
+        return self.tensors[self.ops[-1].output][0]
+
+    @property
+    def whole(self) -> Segment:
+        """The segment of all blocks."""
+        return Segment(self, 0, len(self.block_names))
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digest of everything a backend compiles from; equal models, equal digests."""
+        h = hashlib.blake2b(digest_size=16)
+        for op in self.ops:
+            h.update(repr((op.layer, op.index, op.inputs, op.output, op.params)).encode())
+        h.update(repr((self.input, self.tensors)).encode())
+        return h.hexdigest()
+
+    def views(self, flat: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
+        """Named, shaped views into a flat buffer of ``num_params`` elements."""
+        return {p.name: flat[p.slice].reshape(p.shape) for p in self.params}
+
+    def flatten(self, named: Mapping[str, NDArray[np.generic]], source: str) -> Float32Array:
+        """One flat buffer from named arrays; ModelError (naming ``source``) where they differ."""
+        missing = [p.name for p in self.params if p.name not in named]
+        extra = sorted(set(named) - {p.name for p in self.params})
+        if missing or extra:
+            raise ModelError(
+                f"{source}: parameters differ from model '{self.name}': "
+                f"missing {missing or 'none'}, not in the model {extra or 'none'}"
+            )
+        flat = np.empty(self.num_params, np.float32)
+        for p in self.params:
+            value = named[p.name]
+            if value.shape != p.shape:
+                raise ModelError(
+                    f"{source}: {p.name}: found shape {value.shape}, "
+                    f"model '{self.name}' has {p.shape}"
+                )
+            flat[p.slice] = value.reshape(-1)
+        return flat
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of unit-blocks [first, stop) of a model, meant for one processor."""
+
+    model: Model
+    first: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.stop <= len(self.model.block_names):
+            raise ValueError(f"no blocks [{self.first}, {self.stop}) in {self.model.name}")
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(op for op in self.model.ops if self.first <= op.block < self.stop)
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == len(self.model.block_names)
+
+    @property
+    def input(self) -> int:
+        """Number of the tensor that enters."""
+        return self.ops[0].inputs[0]
+
+    @property
+    def output(self) -> int:
+        """Number of the tensor that leaves (the logits, for the last segment)."""
+        return self.ops[-1].output
+
+    @cached_property
+    def param_slice(self) -> slice:
+        """Where this segment's parameters lie in the model's flat buffer."""
+        params = [p for op in self.ops for p in op.params]
+        if not params:
+            return slice(0, 0)
+        return slice(params[0].offset, params[-1].offset + params[-1].size)
+
+    @property
+    def num_params(self) -> int:
+        return sum(param.size for op in self.ops for param in op.params)

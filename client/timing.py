@@ -1,0 +1,61 @@
+"""Where a round's time went: disjoint phases on one clock, and what stays unattributed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+PHASES = (
+    "decode",  # message -> arrays and task
+    "plan",  # choosing the processor: measurements, prediction, decision
+    "build",  # opening the device, compiling, parity check
+    "data",  # bringing the node's data to memory and to the device
+    "upload",  # parameters host -> device
+    "train",  # gather, forward, loss, backward, update; waiting for the queue
+    "download",  # parameters device -> host
+    "evaluate",  # on the node's own held-out examples
+    "encode",  # arrays and results -> message
+)
+"""Names of phases in the order in which a round goes through them."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A node's round in seconds: ``phases`` are disjoint; what is between them is unattributed."""
+
+    wall_s: float
+    phases: dict[str, float]
+
+    @property
+    def unattributed_s(self) -> float:
+        return self.wall_s - sum(self.phases.values())
+
+
+@dataclass
+class RoundClock:
+    """Measures one round. Phases may come several times (they add up) but never nest."""
+
+    start_s: float = field(default_factory=time.perf_counter)
+    phases: dict[str, float] = field(default_factory=dict)
+    _open: str | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the enclosed work as part of phase ``name``."""
+        if name not in PHASES:
+            raise ValueError(f"unknown phase {name!r}")
+        if self._open is not None:
+            raise RuntimeError(f"phase {name!r} inside phase {self._open!r}: phases are disjoint")
+        self._open = name
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
+            self._open = None
+
+    def stop(self) -> Timing:
+        """The timing from ``start_s`` until now."""
+        return Timing(time.perf_counter() - self.start_s, dict(self.phases))

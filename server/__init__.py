@@ -1,0 +1,1 @@
+"""What runs at the researcher: rounds, store, engines, comparison, the command line."""
