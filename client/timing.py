@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 PHASES = (
@@ -19,6 +20,9 @@ PHASES = (
     "encode",  # arrays and results -> message
 )
 """Names of phases in the order in which a round goes through them."""
+
+on_phase: ContextVar[Callable[[str], None] | None] = ContextVar("on_phase", default=None)
+"""Told the name of each phase as it begins, where somebody watches in the same process."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,9 @@ class RoundClock:
         if self._open is not None:
             raise RuntimeError(f"phase {name!r} inside phase {self._open!r}: phases are disjoint")
         self._open = name
+        listener = on_phase.get()
+        if listener is not None:
+            listener(name)
         began = time.perf_counter()
         try:
             yield

@@ -1,0 +1,64 @@
+"""Flower's ClientApp: a straight line from message to reply."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+from flwr.common import Context, Message
+
+from client import wire
+from client.config import Experiment, parse
+from client.timing import RoundClock
+from client.worker.session import Session
+
+app = ClientApp()
+
+
+@lru_cache(maxsize=1)
+def session_of(experiment: str, base: str) -> Session:
+    """This process's session for an experiment (JSON text): devices, programs and data stay.
+
+    Another experiment's session takes its place, and its devices' memory is freed with it.
+    """
+    return Session(parse(Experiment, json.loads(experiment), "the server's experiment"), Path(base))
+
+
+def _session(context: Context) -> Session:
+    config = context.run_config
+    return session_of(str(config["experiment"]), str(config["base"]))
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round of training on this node."""
+    clock = RoundClock()
+    with clock.phase("decode"):
+        session = _session(context)
+        task, params = wire.unpack_task(message, session.model, session.experiment.train)
+        recorded = wire.recorded_placement(message)
+        node = wire.identity(context)
+    outcome, record = session.train(node.partition, node.path, params, task, recorded, clock)
+    with clock.phase("encode"):
+        content = wire.pack_trained(session.model, outcome)
+    record.set_timing(clock.stop())
+    wire.add_record(content, record)
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """The global model on this node's own held-out examples."""
+    clock = RoundClock()
+    with clock.phase("decode"):
+        session = _session(context)
+        _, params = wire.unpack_task(message, session.model, session.experiment.train)
+        node = wire.identity(context)
+    metrics, record = session.evaluate(node.partition, node.path, params, clock)
+    with clock.phase("encode"):
+        content = wire.pack_evaluated(metrics)
+    record.set_timing(clock.stop())
+    wire.add_record(content, record)
+    return Message(content, reply_to=message)

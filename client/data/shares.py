@@ -1,0 +1,76 @@
+"""Who holds which examples in an experiment: the centre's held-out part, and each node's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from client.data.partition import partition, split_holdout, split_share
+from client.data.sources import check_against, load
+
+from client.config import Experiment
+from client.data.dataset import Dataset
+from client.errors import DataError
+from client.model.graph import Model
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """One node's examples: to train on, and (if the experiment says so) to evaluate on."""
+
+    name: str
+    train: Dataset
+    held_out: Dataset | None
+
+
+class Shares:
+    """The experiment's data set, read once and shared out; pure in its seed."""
+
+    def __init__(self, experiment: Experiment, model: Model, base: Path) -> None:
+        self._config = experiment.data
+        self._seed = experiment.seed
+        self._model = model
+        self._base = base
+
+    @cached_property
+    def _split(self) -> tuple[Dataset, Dataset | None]:
+        dataset = load(self._config.source, self._base)
+        check_against(dataset, self._model)
+        if self._config.holdout == 0:
+            return dataset, None
+        return split_holdout(dataset, self._config.holdout, self._seed)
+
+    @cached_property
+    def _parts(self) -> dict[str, Dataset]:
+        rest = self._split[0]
+        parts = partition(rest.y, rest.columns, self._config.partition, self._seed)
+        return {name: rest.subset(index) for name, index in parts}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the nodes, in order."""
+        return list(self._parts)
+
+    @property
+    def held_out(self) -> Dataset | None:
+        """What the centre keeps to evaluate the global model."""
+        return self._split[1]
+
+    def of(self, name: str) -> NodeData:
+        """The examples of a node of a simulated federation."""
+        if name not in self._parts:
+            raise DataError(f"no node '{name}' in this experiment; nodes: {', '.join(self.names)}")
+        return self._node(name, self._parts[name])
+
+    def of_file(self, path: Path) -> NodeData:
+        """The examples in a node's own file."""
+        dataset = load(str(path))
+        check_against(dataset, self._model)
+        return self._node(path.stem, dataset)
+
+    def _node(self, name: str, dataset: Dataset) -> NodeData:
+        if self._config.node_holdout == 0:
+            return NodeData(name, dataset, None)
+        train, held_out = split_share(dataset, self._config.node_holdout, self._seed, name)
+        return NodeData(name, train, held_out)

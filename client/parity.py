@@ -1,0 +1,118 @@
+"""The parity gate: before a device is trusted, its numbers are held against the numpy reference.
+
+GPU drivers do return wrong numbers (all zeros from an fp16 GEMM, one kernel variant wrong, wrong
+after a driver's upgrade). So whole training steps of the compiled variants, at the model's real
+shapes, are computed on both, and every gradient is compared: once for a device, driver, set of
+kernels and model; a pass is kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+
+import numpy as np
+
+import kernels
+from client import backends
+from client.backends.base import Device, Hyper, Program
+from client.cache import cache_dir, write_atomically
+from client.errors import ParityError
+from client.model.graph import Float32Array, Model
+from client.model.initialise import initialise
+from client.random import generator
+
+log = logging.getLogger(__name__)
+
+NORM_TOLERANCE = 5e-3
+MAX_TOLERANCE = 5e-2
+"""Bounds on ‖device − numpy‖ ÷ ‖numpy‖ and max|device − numpy| ÷ max|numpy| of each tensor.
+
+Both sides round float32 in their own order, which differs by some 1e-6; but where a pre-activation
+lies that close to zero, or two values of a pooling window that close together, a whole gradient
+term can flip. A flip in one of batch · positions terms is of the order of 1e-3 of a tensor's norm;
+faults of drivers (zeros, a wrong tile, a stale edge) are of the order of 1e-1 and more.
+"""
+
+HYPER = Hyper(lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def check(device: Device, program: Program, model: Model) -> bool:
+    """True if parity was established now, False if it was known; ParityError on a mismatch."""
+    known = cache_dir() / "parity" / f"{_key(device, program, model)}.json"
+    if known.is_file():
+        return False
+    compare(program, device, model)
+    try:
+        note = {"device": device.info.key, "model": model.name, "kernels": kernels.digest()}
+        write_atomically(known, json.dumps(note).encode())
+    except OSError as e:
+        log.warning("parity is checked anew at each start: %s cannot be written: %s", known, e)
+    return True
+
+
+def _key(device: Device, program: Program, model: Model) -> str:
+    what = (device.info.key, kernels.digest(), model.digest, program.capacity, program.usage)
+    return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
+
+
+def compare(program: Program, device: Device, model: Model) -> None:
+    """Two steps, a full batch and a part of one, on both; ParityError naming what differs first."""
+    reference = backends.get("numpy")
+    numpy_device = reference.open(reference.devices()[0])
+    numpy_program = numpy_device.compile(model.whole, program.capacity)
+    full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
+    want = _two_steps(numpy_device, numpy_program, model, full, part)
+    got = _two_steps(device, program, model, full, part)
+    for name, expected in want.items():
+        _compare_tensor(device, program, name, got[name], expected)
+    numpy_program.release()
+    numpy_device.close()
+
+
+def _two_steps(
+    device: Device, program: Program, model: Model, full: int, part: int
+) -> dict[str, Float32Array]:
+    """Logits, losses, gradients and parameters of two training steps, in the order of computing."""
+    g = generator("parity", model.digest)
+    x = g.integers(0, 256, (full + part, *model.input.shape), dtype=np.uint8)
+    y = g.integers(0, model.num_classes, full + part).astype(np.int32)
+    data = device.load(x, y)
+    program.upload(initialise(model, seed=0))
+    order = g.permutation(full + part).astype(np.int32)
+    result: dict[str, Float32Array] = {}
+    for start, count in ((0, full), (full, part)):
+        if start == 0:
+            program.begin_epoch(data, order, full, dropout_key=1)
+        program.gather(start, count)
+        program.forward(count)
+        program.loss(count)
+        program.backward(count)
+        result[f"logits of a batch of {count}"] = program.take_output(count)
+        for name, grad in model.views(program.read_grads()).items():
+            result[f"gradient of {name} at a batch of {count}"] = grad.astype(np.float32)
+        program.update(HYPER)
+    metrics = program.read_metrics()
+    result["loss"] = np.array([metrics.loss_sum / metrics.count], np.float32)
+    result["parameters after two steps"] = program.download()
+    data.release()
+    return result
+
+
+def _compare_tensor(
+    device: Device, program: Program, name: str, got: Float32Array, want: Float32Array
+) -> None:
+    difference = np.abs(got.astype(np.float64) - want)
+    norm = float(np.linalg.norm(difference) / max(float(np.linalg.norm(want)), 1e-30))
+    largest = float(difference.max() / max(float(np.abs(want).max()), 1e-30))
+    if norm <= NORM_TOLERANCE and largest <= MAX_TOLERANCE:  # False for NaN as well
+        return
+    layer = name.removeprefix("gradient of ").split(" ")[0].rsplit(".", 1)[0]
+    variants = ", ".join(f"{op}: {v}" for op, v in program.usage.variants if op.startswith(layer))
+    raise ParityError(
+        f"{device.info.name} ({device.info.platform}, driver {device.info.driver}) computes wrong "
+        f"numbers: {name}, shape {want.shape}, differs from numpy by {norm:.2g} of its norm "
+        f"(allowed {NORM_TOLERANCE:g}), {largest:.2g} of its largest value "
+        f"(allowed {MAX_TOLERANCE:g})" + (f"; kernels {variants}" if variants else "")
+    )

@@ -1,0 +1,27 @@
+"""Decides: which processor trains, from what was measured. Pure; says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from client.placement.probe import Measured
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The device chosen (its place in the list) and the reason in one sentence."""
+
+    index: int
+    reason: str
+
+
+def choose(names: list[str], measured: list[Measured]) -> Decision:
+    """The device with the shortest round; the earlier one where two are equal."""
+    index = min(range(len(measured)), key=lambda i: measured[i].round_s)
+    if len(measured) == 1:
+        return Decision(0, f"the only device that can train: {names[0]}")
+    figures = ", ".join(
+        f"{name} {m.step_s * 1e3:.2f} ms a step, {m.round_s:.2f} s a round"
+        for name, m in zip(names, measured, strict=True)
+    )
+    return Decision(index, f"measured fastest: {figures}")

@@ -1,0 +1,111 @@
+"""The devices of this process: opened once, programs compiled once, checked once, then kept."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from client import backends, parity
+from client.backends.base import Device, DeviceInfo, Program
+from client.config import DevicesConfig
+from client.errors import ConfigError, DeviceError
+from client.model import Model
+from client.record import Event
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Devices:
+    """Devices that the experiment allows, in order of discovery.
+
+    A device that fails is refused from then on, with the reason; what is refused or falls back is
+    logged at once and handed out once by ``take_events``.
+    """
+
+    config: DevicesConfig
+    model: Model
+    _open: dict[str, Device] = field(default_factory=dict)
+    _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
+    _refused: dict[str, str] = field(default_factory=dict)
+    _events: list[Event] = field(default_factory=list)
+    _found: list[DeviceInfo] | None = None
+
+    def usable(self) -> list[DeviceInfo]:
+        """Allowed devices that were not refused; DeviceError naming the reasons if none is left."""
+        if self._found is None:
+            self._found = self._discover()
+        left = [info for info in self._found if info.key not in self._refused]
+        if not left:
+            reasons = "; ".join(f"{key}: {why}" for key, why in self._refused.items())
+            raise DeviceError(f"no device is left to train on: {reasons}")
+        return left
+
+    def find(self, key: str) -> DeviceInfo:
+        """The usable device with this key; DeviceError if there is none."""
+        usable = self.usable()
+        for info in usable:
+            if info.key == key:
+                return info
+        raise DeviceError(
+            f"the recorded device is not here: {key}; here: {', '.join(i.key for i in usable)}"
+            + (f" (refused: {self._refused[key]})" if key in self._refused else "")
+        )
+
+    def ready(self, info: DeviceInfo, capacity: int) -> tuple[Device, Program]:
+        """The opened device and a program that passed the parity gate; DeviceError if not."""
+        device = self._open.get(info.key)
+        if device is None:
+            device = self._open[info.key] = backends.get(info.backend).open(info)
+        program = self._programs.get((info.key, capacity))
+        if program is None:
+            program = device.compile(self.model.whole, capacity)
+            if info.backend != "numpy" and parity.check(device, program, self.model):
+                self.say("parity", f"{info.name}: {self.model.name} agrees with numpy")
+            self._programs[info.key, capacity] = program
+        return device, program
+
+    def refuse(self, info: DeviceInfo, error: DeviceError) -> None:
+        """Never use this device again in this process, and say so."""
+        self._refused[info.key] = str(error)
+        self.say("device refused", f"{info.backend} {info.name}: {error}")
+
+    def say(self, kind: str, message: str) -> None:
+        """Log now; record with the next round."""
+        log.log(logging.INFO if kind == "parity" else logging.WARNING, "%s: %s", kind, message)
+        self._events.append(Event(kind, message))
+
+    def take_events(self) -> list[Event]:
+        """What was said since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Give programs and devices back."""
+        for program in self._programs.values():
+            program.release()
+        for device in self._open.values():
+            device.close()
+        self._programs.clear()
+        self._open.clear()
+
+    def _discover(self) -> list[DeviceInfo]:
+        found: list[DeviceInfo] = []
+        wanted = self.config.backend
+        for name in backends.names() if wanted == "auto" else (wanted,):
+            try:
+                found += backends.get(name).devices()
+            except DeviceError as e:
+                if wanted != "auto":
+                    raise
+                self.say("fallback", f"{name} is not used: {e}")
+        part = self.config.device
+        if part is not None:
+            matching = [i for i in found if part.lower() in i.name.lower()]
+            if not matching:
+                raise ConfigError(
+                    f"devices.device: found '{part}', "
+                    f"here: {', '.join(i.name for i in found) or 'none'}"
+                )
+            return matching
+        return found
