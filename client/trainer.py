@@ -61,9 +61,8 @@ def train(
     longer a finite number.
     """
     n = data.num_examples
-    sampled = set(
-        np.linspace(0, len(batches(n, task.batch)) - 1, SAMPLED_STEPS + 2, dtype=int)[1:-1]
-    )
+    all_batches = batches(n, task.batch)
+    sampled = set(np.linspace(0, len(all_batches) - 1, SAMPLED_STEPS + 2, dtype=int)[1:-1])
     with clock.phase("upload"):
         program.upload(params)
         device.finish()
