@@ -1,0 +1,47 @@
+# make demo       install what the demo needs and run the quickstart
+# make setup      .venv with everything for development
+# make test       lint, types, quick tests
+# make test-slow  tests that start processes, kill them, or need PyTorch as a peer
+# make check      lint and types alone
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# an OpenCL from PyPI, where the system has no driver
+POCL ?= $(shell ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || echo "pyopencl[pocl]")
+
+.PHONY: demo setup test test-slow check clean
+
+demo: $(STAMP)-demo
+	$(BIN)/pocketfed simulate configs/quickstart.yaml
+
+setup: $(STAMP)-dev
+
+test: check
+	$(BIN)/python -m pytest -m "not slow" tests
+
+test-slow: $(STAMP)-dev
+	$(BIN)/python -m pytest -m slow tests
+
+check: $(STAMP)-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit("pocketfed needs Python 3.11 or later; try: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+
+$(STAMP)-demo: pyproject.toml | $(VENV)/bin/pip
+	$(BIN)/pip install -q -e '.[server,data]' $(if $(POCL),'$(POCL)')
+	touch $@
+
+$(STAMP)-dev: pyproject.toml | $(VENV)/bin/pip
+	$(BIN)/pip install -q -e '.[dev]' $(if $(POCL),'$(POCL)')
+	touch $@ $(STAMP)-demo
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,72 @@
+"""What a person or a machine reads: tables by rich, and one JSON object as the last line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from client.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def console(stderr: bool = False) -> Console:
+    """Rich's console; on a terminal in colour, elsewhere plain and wide enough for our tables."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        raise MissingExtraError("rich", "server", "the command line") from None
+    found = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=160)
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    """A table whose columns are aligned by what they hold: names left, numbers right."""
+    from rich import box
+    from rich.table import Table
+
+    result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for i, name in enumerate(columns):
+        cells = [row[i] for row in rows]
+        numeric = bool(cells) and all(_is_number(c) for c in cells)
+        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*row)
+    return result
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit() or cell[:1] in "-+–" or not cell
+
+
+def json_line(value: dict[str, Any]) -> str:
+    """One JSON object on one line; NaN and infinity become null, which JSON can say."""
+    return json.dumps(_finite(value), separators=(", ", ": "), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def seconds(value: float) -> str:
+    """Short and readable: 12.3 s, 4.56 ms."""
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
+
+
+def nbytes(value: float) -> str:
+    """Short and readable: 241.0 KiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
