@@ -40,6 +40,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.x)
 
+    def class_counts(self) -> dict[int, int]:
+        """How many examples each class has, by class number; classes without any are left out."""
+        classes, counts = np.unique(self.y, return_counts=True)
+        return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
     def subset(self, index: NDArray[np.integer[Any]]) -> Dataset:
         """The examples at ``index``, in that order."""
         columns = {name: column[index] for name, column in self.columns.items()}

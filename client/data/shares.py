@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from client.data.partition import partition, split_holdout, split_share
-from client.data.sources import check_against, load
-
 from client.config import Experiment
 from client.data.dataset import Dataset
+from client.data.holdout import split_holdout, split_share
+from client.data.partition import partition
+from client.data.sources import check_against, load
 from client.errors import DataError
 from client.model.graph import Model
 

@@ -1,0 +1,18 @@
+"""Data sets: from files and packages to arrays, shared out to nodes, kept apart to evaluate."""
+
+from client.data.dataset import Dataset
+from client.data.holdout import split_holdout, split_share
+from client.data.partition import partition
+from client.data.parts import WrittenPart, write_parts
+from client.data.sources import check_against, load
+
+__all__ = [
+    "Dataset",
+    "WrittenPart",
+    "check_against",
+    "load",
+    "partition",
+    "split_holdout",
+    "split_share",
+    "write_parts",
+]

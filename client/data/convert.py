@@ -1,0 +1,116 @@
+"""Arrays as they were found -> a Dataset, or one line that says what does not fit.
+
+- ``x``, (n, *shape): uint8 stays uint8; float32 stays; float64, float16 and integers of other
+  widths become float32 (integers only where float32 holds each exactly). Numbers must be finite.
+  uint8 of shape (n, h, w) are images of one channel and become (n, 1, h, w).
+- ``y``, (n,): integers from 0; they become int32.
+- further columns, (n,): integers or text, kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.data.dataset import Dataset
+from client.errors import DataError
+
+INT32_MAX = 2**31 - 1
+
+
+def make_dataset(
+    x: NDArray[Any], y: NDArray[Any], source: str, columns: Mapping[str, NDArray[Any]] | None = None
+) -> Dataset:
+    """A Dataset by the conversions above; DataError (naming ``source``) for what they leave out."""
+    x = _examples(x, f"{source}: x")
+    y = _labels(y, f"{source}: y")
+    if len(x) != len(y):
+        raise DataError(
+            f"{source}: x has {len(x)} examples and y has {len(y)} labels, needs as many of both"
+        )
+    kept = {name: _column(c, f"{source}: {name}") for name, c in (columns or {}).items()}
+    return Dataset(x, y, source, kept)
+
+
+def _examples(x: NDArray[Any], where: str) -> NDArray[Any]:
+    if x.ndim < 2:
+        raise DataError(
+            f"{where}: found shape {x.shape}, needs (examples, *shape of an example), "
+            "for example (n, 6) or (n, 1, 28, 28)"
+        )
+    if x.size == 0:
+        raise DataError(f"{where}: found shape {x.shape}, which holds no numbers; needs examples")
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x[:, None] if x.ndim == 3 else x)
+    if x.dtype.kind not in "iuf" or x.dtype.itemsize > 8:
+        raise DataError(
+            f"{where}: found dtype {x.dtype}, allowed: uint8 for images, float32 "
+            "(float64, float16 and integers are converted)"
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold is reported as infinite below
+        converted = np.ascontiguousarray(x, dtype=np.float32)
+    if x.dtype.kind == "f":
+        _refuse_infinite(converted, where)
+    else:
+        _refuse_inexact(x, converted, where)
+    return converted
+
+
+def _refuse_infinite(x: NDArray[np.float32], where: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(x))
+    if len(bad):
+        first = [int(i) for i in np.unravel_index(bad[0], x.shape)]
+        raise DataError(
+            f"{where}: {len(bad)} of {x.size} values are not a number or infinite in float32, "
+            f"the first at index {first}; remove those examples or replace the values"
+        )
+
+
+def _refuse_inexact(x: NDArray[Any], converted: NDArray[np.float32], where: str) -> None:
+    # float64 tells a difference to float32 of up to 2**53, beyond which int64 itself is inexact.
+    bad = np.flatnonzero(x.astype(np.float64) != converted)
+    if len(bad):
+        first = [int(i) for i in np.unravel_index(bad[0], x.shape)]
+        raise DataError(
+            f"{where}: the {x.dtype} value {x.flat[bad[0]]} at index {first} cannot be kept "
+            "exactly in float32; scale the values and save float32"
+        )
+
+
+def _labels(y: NDArray[Any], where: str) -> NDArray[np.int32]:
+    if y.ndim != 1:
+        hint = ""
+        if y.ndim == 2:
+            hint = ": use y.reshape(-1)" if y.shape[1] == 1 else ": use y.argmax(1) for one-hot"
+        raise DataError(f"{where}: found shape {y.shape}, needs one class number each, (n,){hint}")
+    if y.dtype.kind not in "iu":
+        raise DataError(
+            f"{where}: found dtype {y.dtype}, needs whole class numbers: use y.astype('int32')"
+        )
+    bad = np.flatnonzero((y < 0) | (y > INT32_MAX))
+    if len(bad):
+        raise DataError(
+            f"{where}: {len(bad)} labels are out of range, the first is {y[bad[0]]} at index "
+            f"{bad[0]}; allowed: class numbers from 0 to {INT32_MAX}"
+        )
+    return y.astype(np.int32)
+
+
+def _column(column: NDArray[Any], where: str) -> NDArray[Any]:
+    if column.ndim != 1:
+        raise DataError(
+            f"{where}: found shape {column.shape}; besides x and y, a file may hold columns of "
+            "one value for each example, (n,)"
+        )
+    if column.dtype.kind not in "iuU":
+        raise DataError(f"{where}: found dtype {column.dtype}, allowed: integers or text (str)")
+    native = column.astype(column.dtype.newbyteorder("="))
+    if native.dtype.kind == "U":
+        code_points = native.view(np.uint32)
+        bad = (code_points > 0x10FFFF) | ((code_points >= 0xD800) & (code_points <= 0xDFFF))
+        if bad.any():
+            raise DataError(f"{where}: holds characters that are not Unicode; the file is damaged")
+    return native

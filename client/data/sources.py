@@ -1,0 +1,76 @@
+"""From ``data.source`` to a Dataset, and whether a Dataset fits a model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from client.data.dataset import Dataset
+from client.data.idx import IMAGES, load_folder, load_idx
+from client.data.npz import load_npz
+from client.data.packaged import PACKAGED, load_packaged
+from client.errors import DataError, did_you_mean
+from client.model.graph import Model
+
+
+def load(source: str, base: Path | None = None) -> Dataset:
+    """The data set that ``source`` names.
+
+    ``mnist`` and ``digits`` come from packages (extra ``data``); everything else is a path: an
+    .npz file, an IDX images file with its labels beside it, or a folder with an IDX training
+    pair. A relative path is looked for below ``base`` (the experiment's folder), then below the
+    working directory. A folder that is called as a packaged data set is written ``./mnist``.
+
+    Raises DataError for a source that is unknown, missing or damaged, MissingExtraError where a
+    package is not installed.
+    """
+    if source in PACKAGED:
+        return load_packaged(source)
+    path = _find(source, base)
+    if path.is_dir():
+        return load_folder(path)
+    if path.suffix == ".npz":
+        return load_npz(path)
+    if IMAGES.fullmatch(path.name):
+        return load_idx(path)
+    raise DataError(
+        f"{path}: not a known kind of data file; allowed: .npz, *-images-idx3-ubyte[.gz], "
+        "a folder with an IDX training pair"
+    )
+
+
+def _find(source: str, base: Path | None) -> Path:
+    path = Path(os.path.expanduser(source))
+    candidates = [path] if base is None or path.is_absolute() else [base / path, path]
+    for candidate in candidates:
+        try:
+            if candidate.exists():
+                return candidate
+        except OSError as e:
+            raise DataError(f"{candidate}: cannot be read: {e.strerror or e}") from None
+    if path.name == source and not path.suffix:
+        raise DataError(
+            f"data.source: found '{source}', allowed: {', '.join(PACKAGED)}, or the path of an "
+            f".npz file, an IDX images file or a folder{did_you_mean(source, PACKAGED)}"
+        )
+    places = " or ".join(str(c if c.is_absolute() else Path.cwd() / c) for c in candidates)
+    raise DataError(f"data.source: no such file: {places}")
+
+
+def check_against(dataset: Dataset, model: Model) -> None:
+    """DataError where the examples have another shape than the model's input, or more classes."""
+    found, needed = dataset.x.shape[1:], model.input.shape
+    if found != needed:
+        hint = ""
+        if len(found) == 3 and (found[2], found[0], found[1]) == needed:
+            hint = "; channels come first: use x.transpose(0, 3, 1, 2)"
+        raise DataError(
+            f"{dataset.source}: x: examples have shape {found}, "
+            f"model '{model.name}' needs {needed}{hint}"
+        )
+    over = (dataset.y >= model.num_classes).nonzero()[0]
+    if len(over):
+        raise DataError(
+            f"{dataset.source}: y: class {dataset.y[over[0]]} at index {over[0]}, "
+            f"model '{model.name}' has {model.num_classes} classes (0 to {model.num_classes - 1})"
+        )
