@@ -1,0 +1,161 @@
+"""Is a node's reply fit to be aggregated? What a node sends is checked before it is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from client.backends.base import Traffic
+from client.config import convert, describe, join, parse
+from client.errors import ConfigError, PocketfedError
+from client.record import Event, NodeRecord
+from client.wire import ARRAYS, METRICS, RECORD
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+MAX_EXAMPLES = 2**31
+
+METRIC_KEYS = {
+    "train": ("num-examples", "train-loss", "train-accuracy"),
+    "evaluate": ("num-examples", "eval-loss", "eval-accuracy"),
+}
+
+
+class RejectedError(PocketfedError):
+    """A reply that is left out; ``record`` is the node's own, where that much could be read."""
+
+    def __init__(self, reason: str, record: NodeRecord | None = None) -> None:
+        super().__init__(reason)
+        self.record = record
+
+
+def check_reply(content: RecordDict, task: str, partition: str, shapes: Shapes) -> NodeRecord:
+    """The node's record of a reply fit to be aggregated; RejectedError says why it is not.
+
+    ``shapes``: names and shapes of the model's parameters, which a reply to "train" must bring
+    as finite float32 arrays.
+    """
+    record = _record(content, partition)
+    try:
+        _check_metrics(content, task, record)
+        if task == "train":
+            _check_arrays(content, shapes)
+            if record.placement is None:
+                raise RejectedError("record.placement: is missing")
+    except RejectedError as e:
+        raise RejectedError(str(e), record) from None
+    return record
+
+
+def payload_nbytes(message: Message) -> int:
+    """Bytes of a message's records, as they go over the wire (without Flower's framing)."""
+    if not message.has_content():
+        return 0
+    return sum(record.count_bytes() for record in message.content.values())
+
+
+def _check_metrics(content: RecordDict, task: str, record: NodeRecord) -> None:
+    metrics = content.get(METRICS)
+    if not isinstance(metrics, MetricRecord) or len(content.metric_records) != 1:
+        raise RejectedError(f"needs exactly one MetricRecord, under '{METRICS}'")
+    if set(metrics) != set(METRIC_KEYS[task]):
+        raise RejectedError(
+            f"metrics: found {sorted(metrics)}, needs {', '.join(METRIC_KEYS[task])}"
+        )
+    for key, value in metrics.items():
+        if isinstance(value, list) or not math.isfinite(value):
+            raise RejectedError(f"metrics.{key}: found {describe(value)}, needs a finite number")
+    count = metrics["num-examples"]
+    if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
+        raise RejectedError(
+            f"metrics.num-examples: found {count}, needs a whole number from 1 to {MAX_EXAMPLES}"
+        )
+    if count != record.num_examples:
+        raise RejectedError(
+            f"metrics.num-examples: found {count}, but the record says {record.num_examples}"
+        )
+
+
+def _check_arrays(content: RecordDict, shapes: Shapes) -> None:
+    arrays = content.get(ARRAYS)
+    if not isinstance(arrays, ArrayRecord) or len(content.array_records) != 1:
+        raise RejectedError(f"needs exactly one ArrayRecord, under '{ARRAYS}'")
+    missing = [name for name in shapes if name not in arrays]
+    extra = [name for name in arrays if name not in shapes]
+    if missing or extra:
+        raise RejectedError(
+            f"arrays: missing {', '.join(missing) or 'none'}, "
+            f"not in the model: {', '.join(extra) or 'none'}"
+        )
+    for name, shape in shapes.items():
+        try:
+            value = arrays[name].numpy()
+        except (ValueError, TypeError, OSError, EOFError) as e:
+            raise RejectedError(f"arrays.{name}: cannot be read: {e}") from None
+        if value.shape != shape:
+            raise RejectedError(f"arrays.{name}: found shape {value.shape}, needs {shape}")
+        if value.dtype != np.float32:
+            raise RejectedError(f"arrays.{name}: found dtype {value.dtype}, needs float32")
+        if not np.isfinite(value).all():
+            raise RejectedError(f"arrays.{name}: holds values that are not finite")
+
+
+def _record(content: RecordDict, partition: str) -> NodeRecord:
+    config = content.get(RECORD)
+    text = config.get("json") if isinstance(config, ConfigRecord) else None
+    if not isinstance(text, str):
+        raise RejectedError(f"needs a ConfigRecord under '{RECORD}' with the text 'json'")
+    try:
+        record = record_from_json(text)
+    except ConfigError as e:
+        raise RejectedError(str(e)) from None
+    if record.partition != partition:
+        raise RejectedError(
+            f"record.partition: found '{record.partition}', this node is '{partition}'"
+        )
+    return record
+
+
+def record_from_json(text: str) -> NodeRecord:
+    """A node's record from its JSON; ConfigError says what does not fit."""
+    where = "record"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{where}: is not JSON: {text[:60]!r}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
+    hints = typing.get_type_hints(NodeRecord)
+    names = [f.name for f in fields(NodeRecord)]
+    for name in names:
+        if name not in value:
+            raise ConfigError(f"{where}: the key '{name}' is missing")
+    events = value.pop("events")
+    if not isinstance(events, list):
+        raise ConfigError(f"{where}.events: found {describe(events)}, needs a list")
+    values = {n: convert(value[n], hints[n], f"{where}.{n}") for n in names if n != "events"}
+    for name in ("phases", "traffic"):
+        values[name] = _numbers(value[name], f"{where}.{name}")
+    unknown = set(values["traffic"]) - set(Traffic.__dataclass_fields__)
+    if unknown:
+        raise ConfigError(f"{where}.traffic: unknown {', '.join(sorted(unknown))}")
+    values["measured"] = {
+        key: _numbers(figures, f"{where}.measured.{key}")
+        for key, figures in value["measured"].items()
+    }
+    return NodeRecord(
+        events=[parse(Event, e, f"{where}.events[{i}]") for i, e in enumerate(events)], **values
+    )
+
+
+def _numbers(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
+    return {key: convert(v, float, join(where, key)) for key, v in value.items()}

@@ -1,0 +1,475 @@
+"""run.db: what happened in a run, in SQLite. Rows are only ever inserted; triggers see to it.
+
+Each start or resume of a run is a session. What a node did is a row of ``node_rounds`` (its phases
+in ``phases``), written when its reply arrives; a row of ``rounds`` is written last, when a round
+is whole and its checkpoint lies on disk. So a round that was interrupted leaves its nodes' rows,
+and no row in ``rounds``. A round that was done again counts as its last session did it.
+
+Write-ahead logging with full synchronisation: a commit survives kill -9 and loss of power.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from client.backends.base import Traffic
+from client.errors import StoreError
+from client.record import NodeRecord, Placement
+
+SCHEMA_VERSION = 1
+
+_TABLES = {
+    "run": """
+        id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL, experiment TEXT NOT NULL,
+        base TEXT NOT NULL, seed TEXT NOT NULL, versions TEXT NOT NULL, created_at TEXT NOT NULL""",
+    "sessions": """
+        id INTEGER PRIMARY KEY, started_at TEXT NOT NULL, resumed_from_round INTEGER,
+        host TEXT NOT NULL, pid INTEGER NOT NULL, versions TEXT NOT NULL, argv TEXT NOT NULL""",
+    "nodes": """
+        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
+        partition TEXT NOT NULL, node_id TEXT NOT NULL""",
+    "node_rounds": """
+        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
+        at TEXT NOT NULL, round INTEGER NOT NULL, partition TEXT NOT NULL, node_id TEXT NOT NULL,
+        task TEXT NOT NULL CHECK (task IN ('train', 'evaluate')),
+        status TEXT NOT NULL CHECK (status IN ('ok', 'failed', 'rejected', 'late')),
+        error TEXT, dispatch_to_reply_s REAL,
+        bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL,
+        num_examples INTEGER, loss REAL, accuracy REAL,
+        device TEXT, placement TEXT, reason TEXT, measured TEXT, wall_s REAL, unattributed_s REAL,
+        upload_nbytes INTEGER, download_nbytes INTEGER, compute_s REAL, transfer_s REAL,
+        copy_s REAL, sampled_steps INTEGER, launches INTEGER, peak_nbytes INTEGER""",
+    "phases": """
+        node_round INTEGER NOT NULL REFERENCES node_rounds (id), name TEXT NOT NULL,
+        duration_s REAL NOT NULL""",
+    "rounds": """
+        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
+        at TEXT NOT NULL, round INTEGER NOT NULL, loss REAL, accuracy REAL, train_loss REAL,
+        node_loss REAL, node_accuracy REAL, wall_s REAL NOT NULL, replies INTEGER NOT NULL,
+        checkpoint TEXT NOT NULL, checkpoint_sha256 TEXT NOT NULL""",
+    "events": """
+        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
+        at TEXT NOT NULL, round INTEGER, partition TEXT,
+        kind TEXT NOT NULL, message TEXT NOT NULL""",
+}
+
+
+def _schema() -> str:
+    parts = [f"CREATE TABLE {name} ({columns}) STRICT;" for name, columns in _TABLES.items()]
+    parts += [
+        f"CREATE TRIGGER {name}_no_{verb} BEFORE {verb} ON {name} "
+        f"BEGIN SELECT RAISE(ABORT, 'run.db is append-only'); END;"
+        for name in _TABLES
+        for verb in ("UPDATE", "DELETE")
+    ]
+    parts.append("CREATE INDEX node_rounds_by_round ON node_rounds (round, session);")
+    parts.append("CREATE INDEX phases_by_node_round ON phases (node_round);")
+    parts.append(f"PRAGMA user_version = {SCHEMA_VERSION};")
+    return "BEGIN;" + "".join(parts) + "COMMIT;"
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The one row that says what the run is. ``base``: where the experiment's paths start."""
+
+    name: str
+    experiment: dict[str, Any]
+    base: str
+    seed: int
+    versions: dict[str, str]
+    created_at: str
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A start (``resumed_from_round`` is None) or a resume of the run."""
+
+    id: int
+    started_at: str
+    resumed_from_round: int | None
+    host: str
+    pid: int
+    versions: dict[str, str]
+    argv: list[str]
+
+
+@dataclass(frozen=True)
+class NodeRound:
+    """What one node did in one round, seen from the server.
+
+    ``record`` is the node's own; without it (failed, late) there is only the ``error``.
+    ``dispatch_to_reply_s``: from sending the task to the reply's arrival, on the server's clock.
+    ``bytes_down`` and ``bytes_up``: payload of the message to the node and of its reply.
+    """
+
+    round: int
+    partition: str
+    node_id: int
+    task: Literal["train", "evaluate"]
+    status: Literal["ok", "failed", "rejected", "late"]
+    bytes_down: int
+    bytes_up: int = 0
+    dispatch_to_reply_s: float | None = None
+    error: str | None = None
+    record: NodeRecord | None = None
+
+    @property
+    def network_and_queue_s(self) -> float | None:
+        """What of the time between dispatch and reply the node did not work."""
+        if self.dispatch_to_reply_s is None or self.record is None:
+            return None
+        return self.dispatch_to_reply_s - self.record.wall_s
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """A whole round. ``loss`` and ``accuracy`` are the global model's on the central examples,
+    ``train_loss`` the nodes' mean while training, ``node_*`` on the nodes' held-out examples."""
+
+    round: int
+    loss: float | None
+    accuracy: float | None
+    train_loss: float | None
+    node_loss: float | None
+    node_accuracy: float | None
+    wall_s: float
+    replies: int
+    checkpoint: str
+    checkpoint_sha256: str
+
+
+@dataclass(frozen=True)
+class EventInfo:
+    """Something a researcher should know, when and where it happened."""
+
+    at: str
+    round: int | None
+    partition: str | None
+    kind: str
+    message: str
+
+
+_TRAFFIC = tuple(Traffic.__dataclass_fields__)
+
+
+class Store:
+    """An open run.db. ``create`` and ``append`` begin a session and write; ``read`` only reads."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection, session: int | None) -> None:
+        self.path = path
+        self._db = db
+        self._session = session
+
+    # -- opening -----------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: Path, run: RunInfo) -> Store:
+        """A new run.db with its first session; StoreError if there is one already."""
+        if path.exists():
+            raise StoreError(f"{path}: exists already; resume the run or choose another folder")
+        with _complaints(path):
+            db = _connect(path, "rwc")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(_schema())
+        store = cls(path, db, None)
+        columns = ("name", "experiment", "base", "seed", "versions", "created_at")
+        store._insert("run", columns, _row(run))
+        return store._begin(run.versions, None)
+
+    @classmethod
+    def append(cls, path: Path, versions: dict[str, str], resumed_from_round: int | None) -> Store:
+        """An existing run.db with one more session."""
+        store = cls._open(path, "rw")
+        return store._begin(versions, resumed_from_round)
+
+    @classmethod
+    def read(cls, path: Path) -> Store:
+        """An existing run.db, to read; another process may be writing it."""
+        return cls._open(path, "ro")
+
+    @classmethod
+    def _open(cls, path: Path, mode: str) -> Store:
+        if not path.is_file():
+            raise StoreError(f"{path}: no such run: give the folder of a run, as in runs/NAME-TIME")
+        with _complaints(path):
+            db = _connect(path, mode)
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            found = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'run'").fetchone()
+            if found[0] == 0 or version == 0:
+                raise StoreError(f"{path}: is not a pocketfed run")
+            if version != SCHEMA_VERSION:
+                other = "a newer" if version > SCHEMA_VERSION else "an older"
+                raise StoreError(
+                    f"{path}: written by {other} pocketfed (schema {version}, "
+                    f"this one reads {SCHEMA_VERSION})"
+                )
+            if db.execute("SELECT count(*) FROM run").fetchone()[0] == 0:
+                raise StoreError(f"{path}: the run was killed as it started; start it anew")
+        return cls(path, db, None)
+
+    def _begin(self, versions: dict[str, str], resumed_from_round: int | None) -> Store:
+        self._session = self._insert(
+            "sessions",
+            ("started_at", "resumed_from_round", "host", "pid", "versions", "argv"),
+            (
+                now(),
+                resumed_from_round,
+                socket.gethostname(),
+                os.getpid(),
+                _json(versions),
+                _json(sys.argv),
+            ),
+        )
+        return self
+
+    def close(self) -> None:
+        """Close the file. Everything written is there already."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- writing: one commit per call ---------------------------------------------------------
+
+    def add_nodes(self, names: dict[int, str]) -> None:
+        """The nodes of this session: node id -> partition name."""
+        for node_id, partition in names.items():
+            self._insert(
+                "nodes",
+                ("session", "partition", "node_id"),
+                (self._session, partition, str(node_id)),
+            )
+
+    def add_node_round(self, row: NodeRound) -> None:
+        """What a node did, with its phases and events."""
+        values: dict[str, Any] = {
+            "session": self._session,
+            "at": now(),
+            "round": row.round,
+            "partition": row.partition,
+            "node_id": str(row.node_id),
+            "task": row.task,
+            "status": row.status,
+            "error": row.error,
+            "dispatch_to_reply_s": row.dispatch_to_reply_s,
+            "bytes_down": row.bytes_down,
+            "bytes_up": row.bytes_up,
+        }
+        record = row.record
+        if record is not None:
+            placed = record.placement
+            values |= {
+                "device": _json(record.device),
+                "placement": None if placed is None else _json(asdict(placed)),
+                "measured": _json(record.measured),
+            }
+            for name in ("num_examples", "loss", "accuracy", "reason", "wall_s"):
+                values[name] = getattr(record, name)
+            for name in ("unattributed_s", "launches", "peak_nbytes"):
+                values[name] = getattr(record, name)
+            for name in _TRAFFIC:
+                values[name] = record.traffic.get(name)
+        with _complaints(self.path), self._db:
+            self._db.execute("BEGIN")
+            number = self._execute("node_rounds", tuple(values), tuple(values.values()))
+            if record is not None:
+                for name, seconds in record.phases.items():
+                    columns = ("node_round", "name", "duration_s")
+                    self._execute("phases", columns, (number, name, seconds))
+                for event in record.events:
+                    self._execute("events", _EVENT, self._event(row, event.kind, event.message))
+
+    def add_round(self, row: RoundInfo) -> None:
+        """A round is whole: its nodes' rows are written and its checkpoint lies on disk."""
+        columns = ("session", "at", *RoundInfo.__dataclass_fields__)
+        values = (self._session, now(), *_row(row))
+        self._insert("rounds", columns, values)
+
+    def add_event(
+        self, kind: str, message: str, round_number: int | None = None, partition: str | None = None
+    ) -> None:
+        """Something a researcher should know."""
+        values = (self._session, now(), round_number, partition, kind, message)
+        self._insert("events", _EVENT, values)
+
+    def _event(self, row: NodeRound, kind: str, message: str) -> tuple[Any, ...]:
+        return (self._session, now(), row.round, row.partition, kind, message)
+
+    def _insert(self, table: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> int:
+        with _complaints(self.path):
+            return self._execute(table, columns, values)
+
+    def _execute(self, table: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> int:
+        marks = ", ".join("?" * len(columns))
+        sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
+        number = self._db.execute(sql, values).lastrowid
+        assert number is not None
+        return number
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def run(self) -> RunInfo:
+        """What the run is."""
+        row = self._select("SELECT * FROM run")[0]
+        return RunInfo(
+            row["name"],
+            self._from_json(row["experiment"]),
+            row["base"],
+            int(row["seed"]),
+            self._from_json(row["versions"]),
+            row["created_at"],
+        )
+
+    def sessions(self) -> list[SessionInfo]:
+        """All starts and resumes, oldest first."""
+        return [
+            SessionInfo(
+                **{
+                    **dict(row),
+                    "versions": self._from_json(row["versions"]),
+                    "argv": self._from_json(row["argv"]),
+                }
+            )
+            for row in self._select("SELECT * FROM sessions ORDER BY id")
+        ]
+
+    def rounds(self) -> list[RoundInfo]:
+        """Whole rounds in order, each as the last session did it."""
+        columns = ", ".join(RoundInfo.__dataclass_fields__)
+        rows = self._select(f"SELECT {columns} FROM rounds WHERE {_LAST} ORDER BY round")
+        return [RoundInfo(**dict(row)) for row in rows]
+
+    def node_rounds(self, whole: bool = True) -> list[NodeRound]:
+        """What nodes did, in order of round, task and partition.
+
+        With ``whole``, only whole rounds, each as the last session did it; else everything.
+        """
+        last = "(round, session) IN (SELECT round, max(session) FROM rounds GROUP BY round)"
+        phases: dict[int, dict[str, float]] = {}
+        for row in self._select("SELECT * FROM phases ORDER BY rowid"):
+            phases.setdefault(row["node_round"], {})[row["name"]] = row["duration_s"]
+        where = f"WHERE {last}" if whole else ""
+        order = "ORDER BY round, session, task DESC, partition, id"
+        rows = self._select(f"SELECT * FROM node_rounds {where} {order}")
+        return [self._node_round(row, phases.get(row["id"], {})) for row in rows]
+
+    def events(self) -> list[EventInfo]:
+        """All events, oldest first."""
+        columns = ", ".join(EventInfo.__dataclass_fields__)
+        return [
+            EventInfo(**dict(row))
+            for row in self._select(f"SELECT {columns} FROM events ORDER BY id")
+        ]
+
+    def choices(self) -> dict[tuple[int, str], str]:
+        """(round, partition) -> JSON of the placement that trained there, the latest of each.
+
+        Rounds that were interrupted are among them: what is done again repeats its choices.
+        """
+        rows = self._select(
+            "SELECT round, partition, placement FROM node_rounds "
+            "WHERE task = 'train' AND status = 'ok' AND placement IS NOT NULL ORDER BY id"
+        )
+        return {(row["round"], row["partition"]): row["placement"] for row in rows}
+
+    def _node_round(self, row: sqlite3.Row, phases: dict[str, float]) -> NodeRound:
+        record = None
+        if row["wall_s"] is not None:
+            placed = None if row["placement"] is None else self._from_json(row["placement"])
+            if placed is not None:
+                placed["variants"] = tuple((op, variant) for op, variant in placed["variants"])
+            record = NodeRecord(
+                partition=row["partition"],
+                device=self._from_json(row["device"]),
+                placement=None if placed is None else Placement(**placed),
+                measured=self._from_json(row["measured"]),
+                phases=phases,
+                traffic={k: row[k] for k in _TRAFFIC if row[k] is not None},
+                **{
+                    name: row[name]
+                    for name in ("reason", "num_examples", "loss", "accuracy", "wall_s")
+                },
+                **{name: row[name] for name in ("unattributed_s", "launches", "peak_nbytes")},
+            )
+        return NodeRound(
+            round=row["round"],
+            partition=row["partition"],
+            node_id=int(row["node_id"]),
+            task=row["task"],
+            status=row["status"],
+            bytes_down=row["bytes_down"],
+            bytes_up=row["bytes_up"],
+            dispatch_to_reply_s=row["dispatch_to_reply_s"],
+            error=row["error"],
+            record=record,
+        )
+
+    def _select(self, sql: str) -> list[sqlite3.Row]:
+        with _complaints(self.path):
+            return self._db.execute(sql).fetchall()
+
+    def _from_json(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise StoreError(f"{self.path}: is damaged: a value is not JSON") from None
+
+
+_EVENT = ("session", "at", "round", "partition", "kind", "message")
+_LAST = "id IN (SELECT max(id) FROM rounds GROUP BY round)"
+
+
+def now() -> str:
+    """This moment in UTC, ISO 8601 with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=10
+    )
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA foreign_keys = ON")
+    return db
+
+
+@contextmanager
+def _complaints(path: Path) -> Iterator[None]:
+    """SQLite's errors as one line that names the file."""
+    try:
+        yield
+    except sqlite3.DatabaseError as e:
+        text = str(e)
+        remedy = ": free some space, then resume the run" if "full" in text else ""
+        damaged = type(e) is sqlite3.DatabaseError
+        what = "is damaged or no run" if damaged else "cannot be read or written"
+        raise StoreError(f"{path}: {what}: {text}{remedy}") from None
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _row(info: RunInfo | RoundInfo) -> tuple[Any, ...]:
+    values = (getattr(info, name) for name in info.__dataclass_fields__)
+    return tuple(_json(v) if isinstance(v, dict) else v for v in values)
