@@ -217,6 +217,14 @@ class Program(ABC):
         """Flat gradients of the last ``backward``."""
 
     @abstractmethod
+    def poison(self) -> None:
+        """Fill activations, gradients and working memory with NaN (for tests).
+
+        A step that follows must not read what it has not written: its results stay the same.
+        Parameters, optimizer state, metrics and what ``begin_epoch`` set are left as they are.
+        """
+
+    @abstractmethod
     def release(self) -> None:
         """Free what the program holds on the device."""
 

@@ -1,0 +1,112 @@
+"""The host's processor as a device."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from client.backends.base import Backend, Device, DeviceData, DeviceInfo, Program, Traffic
+from client.backends.numpy.data import NumpyData
+from client.backends.numpy.program import NumpyProgram
+from client.errors import DeviceError
+from client.model.graph import Segment
+
+
+class NumpyDevice(Device):
+    """Computes at once, in the caller's thread (matrix products in BLAS's threads).
+
+    ``dtype``: float32, or float64 for gradient checks. Host and device are one, so that nothing is
+    transferred: the traffic's bytes stay 0.
+    """
+
+    def __init__(self, info: DeviceInfo, dtype: DTypeLike = np.float32) -> None:
+        self.info = info
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.traffic = Traffic()
+
+    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+        return NumpyData(x, y)
+
+    def compile(self, segment: Segment, capacity: int) -> Program:
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity}, must be at least 1")
+        try:
+            return NumpyProgram(segment, capacity, self.dtype, self.traffic)
+        except MemoryError as e:
+            raise DeviceError(
+                f"{self.info.name}: model '{segment.model.name}' with batches of {capacity}: "
+                f"{e or 'not enough memory'}; choose a smaller train.batch"
+            ) from None
+
+    def throttle(self, limit_s: float) -> None:
+        """Nothing is ever in flight."""
+
+    def finish(self) -> None:
+        """Nothing is ever in flight."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NumpyBackend(Backend):
+    """One device: this machine's processor."""
+
+    name: ClassVar[str] = "numpy"
+
+    def devices(self) -> list[DeviceInfo]:
+        return [
+            DeviceInfo(
+                backend=self.name,
+                name=_cpu_name(),
+                kind="cpu",
+                vendor=platform.machine(),
+                platform=f"Python {platform.python_version()}",
+                driver=f"numpy {np.__version__}, {_blas()}",
+                compute_units=_cores(),
+                global_mem_nbytes=_memory_nbytes(),
+            )
+        ]
+
+    def open(self, info: DeviceInfo) -> Device:
+        return NumpyDevice(info)
+
+
+def _cpu_name() -> str:
+    """The processor's name; its architecture where Linux does not say (as on many phones)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    for key in ("model name", "Hardware", "Processor"):
+        if fields.get(key):
+            return fields[key]
+    return f"{platform.machine()} processor"
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_nbytes() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
+
+
+def _blas() -> str:
+    """Name and version of the linear algebra library that numpy was built with."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"{blas.get('name', 'unknown BLAS')} {blas.get('version', '')}".strip()

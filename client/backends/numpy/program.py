@@ -1,0 +1,178 @@
+"""A segment of a model as numpy calls on buffers allocated once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.backends.base import DeviceData, Hyper, Metrics, Program, Traffic, Usage
+from client.backends.numpy.data import NumpyData
+from client.backends.numpy.ops import Array, Run, Sgd, softmax_cross_entropy
+from client.backends.numpy.plan import Memory, Plan
+from client.model.graph import Segment
+
+
+class NumpyProgram(Program):
+    """See ``Program``. Arrays given and returned have the device's dtype."""
+
+    def __init__(
+        self, segment: Segment, capacity: int, dtype: np.dtype[Any], traffic: Traffic
+    ) -> None:
+        self.segment = segment
+        self.capacity = capacity
+        self.dtype = dtype
+        self._traffic = traffic
+        self._sampling = False
+        self._sample_next = False
+        n = segment.num_params
+        self._params, self._grads = np.zeros(n, dtype), np.zeros(n, dtype)
+        self._velocity, self._start = np.zeros(n, dtype), np.zeros(n, dtype)
+        self._sgd = Sgd(self._params, self._grads, self._velocity, self._start)
+        self._memory = Memory(capacity, dtype)
+        self._plans: dict[int, Plan] = {}
+        self._data: NumpyData | None = None
+        self._order: NDArray[np.int32] = np.empty(0, np.int32)
+        self._labels: NDArray[np.int32] = np.empty(0, np.int32)
+        self._run = Run(training=True, dropout_key=0, rows=self._order)
+        self._metrics = Metrics(0.0, 0, 0)
+        plan = self._plan(capacity)
+        buffers = (self._params, self._grads, self._velocity, self._start)
+        self.usage = Usage(
+            params_nbytes=sum(b.nbytes for b in buffers),
+            arena_nbytes=self._memory.nbytes,
+            launches=len(plan.forward) + len(plan.backward) + 3,  # gather, loss, update
+        )
+
+    # -- a round ---------------------------------------------------------------------------
+    def upload(self, params: Array) -> None:
+        self._params[...] = params
+        self._start[...] = params
+        self._grads.fill(0)
+        self._velocity.fill(0)
+
+    def download(self) -> Array:
+        return self._params.copy()
+
+    # -- an epoch --------------------------------------------------------------------------
+    def begin_epoch(
+        self, data: DeviceData, order: NDArray[np.int32], batch: int, dropout_key: int
+    ) -> None:
+        if not isinstance(data, NumpyData):
+            raise TypeError("the data set was loaded by another backend")
+        if batch > self.capacity:
+            raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
+        data.check(self.segment.model)
+        self._data, self._order = data, order
+        self._run.dropout_key = dropout_key
+
+    def read_metrics(self) -> Metrics:
+        metrics, self._metrics = self._metrics, Metrics(0.0, 0, 0)
+        return metrics
+
+    # -- a step ----------------------------------------------------------------------------
+    def gather(self, start: int, count: int) -> None:
+        if self._data is None:
+            raise RuntimeError("gather before begin_epoch")
+        self._sampling, self._sample_next = self._sample_next, False
+        with self._timed("copy_s"):
+            rows = self._order[start : start + count]
+            self._run.rows = rows
+            if self.segment.is_last:
+                self._labels = self._data.y[rows]
+            if self.segment.is_first:
+                raw = self._data.x[rows]
+                factor, shift = self.segment.model.input.affine(raw.dtype)
+                x = self._plan(count).x
+                x = x.reshape(len(factor), -1, count)
+                raw = raw.reshape(count, len(factor), -1).transpose(1, 2, 0)
+                np.multiply(raw, factor[:, None, None], out=x, dtype=self.dtype)
+                np.add(x, shift[:, None, None], out=x)
+
+    def forward(self, count: int, training: bool = True) -> None:
+        with self._timed("compute_s"):
+            self._run.training = training
+            for function in self._plan(count).forward:
+                function.forward(self._run)
+
+    def loss(self, count: int, total: int | None = None) -> None:
+        with self._timed("compute_s"):
+            plan = self._plan(count)
+            loss_sum, correct = softmax_cross_entropy(
+                plan.y, self._labels[:count], total or count, plan.dy
+            )
+            m = self._metrics
+            self._metrics = Metrics(m.loss_sum + loss_sum, m.correct + correct, m.count + count)
+
+    def backward(self, count: int) -> None:
+        with self._timed("compute_s"):
+            for function, sums in self._plan(count).backward:
+                function.backward()
+                for dx, part in sums:
+                    np.add(dx, part, out=dx)
+
+    def update(self, hyper: Hyper) -> None:
+        with self._timed("compute_s"):
+            self._sgd.update(hyper)
+        if self._sampling:
+            self._traffic.sampled_steps += 1
+            self._sampling = False
+
+    def sample_next_step(self) -> None:
+        self._sample_next = True
+
+    @contextmanager
+    def _timed(self, counter: str) -> Iterator[None]:
+        """Add the enclosed work to a counter of the traffic, in a sampled step."""
+        began = perf_counter()
+        yield
+        if self._sampling:
+            value = getattr(self._traffic, counter) + perf_counter() - began
+            setattr(self._traffic, counter, value)
+
+    # -- boundaries and tests --------------------------------------------------------------
+    def put_input(self, x: Array) -> None:
+        self._plan(len(x)).x[...] = np.moveaxis(x, 0, -1)
+
+    def take_output(self, count: int) -> Array:
+        return _batch_first(self._plan(count).y)
+
+    def put_output_grad(self, dy: Array) -> None:
+        self._plan(len(dy)).dy[...] = np.moveaxis(dy, 0, -1)
+
+    def take_input_grad(self, count: int) -> Array:
+        dx = self._plan(count).dx
+        if dx is None:
+            raise ValueError("the gradient of the network's own input is not computed")
+        return _batch_first(dx)
+
+    def read_grads(self) -> Array:
+        return self._grads.copy()
+
+    def poison(self) -> None:
+        self._grads.fill(np.nan)
+        self._memory.poison()
+
+    def release(self) -> None:
+        self._plans.clear()
+        self._memory = Memory(self.capacity, self.dtype)
+        empty = np.empty(0, self.dtype)
+        self._params = self._grads = self._velocity = self._start = empty
+        self._sgd = Sgd(empty, empty, empty, empty)
+        self._data = None
+
+    def _plan(self, count: int) -> Plan:
+        """The calls of a step for one batch size; its views are cut once."""
+        if not 0 < count <= self.capacity:
+            raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
+        if count not in self._plans:
+            self._plans[count] = Plan(self.segment, count, self._memory, self._params, self._grads)
+        return self._plans[count]
+
+
+def _batch_first(x: Array) -> Array:
+    return np.ascontiguousarray(np.moveaxis(x, -1, 0))
