@@ -1,0 +1,349 @@
+"""The round loop: any Flower strategy, with guards, deadlines, records and checkpoints.
+
+``Rounds.run_round`` is a round as a straight line. A node that fails, is late, or sends what
+cannot be used costs the round that node, never the run, as long as ``federation.quorum`` replies
+are left. Equal seeds give equal rounds: sampling is keyed (server/sampling.py) and replies are
+aggregated in the order of partition names, not of arrival.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app.exception import AppExitException
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from client import wire
+from client.config import Experiment
+from client.errors import RoundError
+from client.model.graph import Model
+from client.record import Event, NodeRecord
+from server.checkpoint import Checkpoints, State, strategy_state
+from server.observer import Observer
+from server.replies import RejectedError, check_reply, payload_nbytes
+from server.sampling import OrderedGrid, keyed_random
+from server.store import NodeRound, RoundInfo, Store
+
+Arrays = dict[str, NDArray[np.float32]]
+TaskName = Literal["train", "evaluate"]
+
+POLL_S = 0.05
+"""Pause before asking a Grid again that had no reply."""
+
+EXPIRED = 3
+"""Flower's code of an error reply to a message that outlived its time to live."""
+
+log = logging.getLogger("pocketfed.rounds")
+
+
+@dataclass
+class Choices:
+    """Recorded placements that nodes are asked to repeat: (round, partition) -> JSON.
+
+    Repeating a run (``all_rounds``), each node of each round gets its recorded placement, and who
+    has none does not take part. Going on with a run, recorded rounds that are done again are
+    repeated; after them, a node is told its last placement once and decides for itself from then
+    on, as it would have done in a run that never stopped.
+    """
+
+    recorded: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    all_rounds: bool = False
+    _told: set[str] = field(default_factory=set)
+
+    def takes_part(self, number: int, partition: str) -> bool:
+        """Does the node train in this round?"""
+        return not self.all_rounds or (number, partition) in self.recorded
+
+    def of(self, number: int, partition: str) -> str:
+        """JSON of the placement to repeat, or an empty text."""
+        exact = self.recorded.get((number, partition))
+        if exact is None and not self.all_rounds and partition not in self._told:
+            earlier = [n for n, p in self.recorded if p == partition and n < number]
+            exact = self.recorded[max(earlier), partition] if earlier else None
+        self._told.add(partition)
+        return exact or ""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message on its way."""
+
+    partition: str
+    node_id: int
+    nbytes: int
+    at_s: float
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """A message that came back."""
+
+    nbytes: int
+    at_s: float
+
+
+@dataclass
+class Rounds:
+    """What the rounds of a run work on.
+
+    ``names``: node id -> partition name. ``evaluate``: (loss, accuracy) of the global model on the
+    central examples, None if there are none. ``node_states``: the nodes' state to be kept in
+    checkpoints, empty where the engine has no access to it.
+    """
+
+    experiment: Experiment
+    model: Model
+    grid: Grid
+    names: Mapping[int, str]
+    strategy: Strategy
+    store: Store
+    checkpoints: Checkpoints
+    evaluate: Callable[[Arrays], tuple[float, float]] | None = None
+    observer: Observer = field(default_factory=Observer)
+    choices: Choices = field(default_factory=Choices)
+    node_states: Callable[[], dict[str, RecordDict]] = dict
+
+    def run(self, arrays: Arrays, first_round: int = 1) -> Arrays:
+        """All rounds from ``first_round`` on; the last round's global parameters."""
+        for number in range(first_round, self.experiment.federation.rounds + 1):
+            arrays = self.run_round(number, arrays)
+        return arrays
+
+    def run_round(self, number: int, arrays: Arrays) -> Arrays:
+        """One round; RoundError if it cannot be completed. What came in is recorded either way."""
+        began_s = time.monotonic()
+        tasks = self._configure_train(number, arrays)
+        partitions = [self._partition(task) for task in tasks]
+        self.observer.round_started(number, self.experiment.federation.rounds, partitions)
+        replies = self._exchange(number, "train", tasks)
+        arrays, train_loss = self._aggregate_train(number, replies)
+        loss, accuracy = self.evaluate(arrays) if self.evaluate else (None, None)
+        node_loss, node_accuracy = self._evaluate_on_nodes(number, arrays)
+        saved = self.checkpoints.save(
+            State(
+                number,
+                self.experiment.seed,
+                dict(arrays),
+                strategy_state(self.strategy),
+                self.node_states(),
+            )
+        )
+        info = RoundInfo(
+            round=number,
+            loss=loss,
+            accuracy=accuracy,
+            train_loss=train_loss,
+            node_loss=node_loss,
+            node_accuracy=node_accuracy,
+            wall_s=time.monotonic() - began_s,
+            replies=len(replies),
+            checkpoint=saved.name,
+            checkpoint_sha256=saved.sha256,
+        )
+        self.store.add_round(info)
+        self.checkpoints.prune(self.store.rounds())
+        self.observer.round_finished(info)
+        return arrays
+
+    # -- the steps of a round ------------------------------------------------------------------
+
+    def _configure_train(self, number: int, arrays: Arrays) -> list[Message]:
+        """The strategy's messages, with what every task carries, in the order of partitions."""
+        grid = OrderedGrid(self.grid, self.names)
+        with keyed_random("sample", self.experiment.seed, number):
+            messages = self.strategy.configure_train(
+                number, wire.arrays_to_record(arrays), ConfigRecord(), grid
+            )
+        tasks = []
+        for message in sorted(messages, key=self._partition):
+            partition = self._partition(message)
+            if self.choices.takes_part(number, partition):
+                tasks.append(self._task(message, number, self.choices.of(number, partition)))
+            else:
+                text = "took no part in this round of the run that is repeated"
+                self._note(number, partition, Event("left out", text))
+        return tasks
+
+    def _task(self, message: Message, number: int, choice: str) -> Message:
+        content = dict(message.content)
+        config = content[wire.CONFIG]
+        assert isinstance(config, ConfigRecord)
+        ours = wire.task_config(self.experiment, self.model, number, choice)
+        # the strategy gives all nodes one record; a choice is one node's
+        content[wire.CONFIG] = ConfigRecord({**config, **ours})
+        message.content = RecordDict(content)
+        if self.experiment.federation.round_deadline_s is not None:
+            message.metadata.ttl = self.experiment.federation.round_deadline_s
+        return message
+
+    def _exchange(self, number: int, task: TaskName, messages: list[Message]) -> list[Message]:
+        """Send, wait for replies until all are in or the deadline passes, check and record each.
+
+        Returns the replies that can be aggregated, in the order of partitions; RoundError if they
+        are fewer than the quorum of a training round.
+        """
+        rows: dict[str, NodeRound] = {}
+        usable: dict[str, Message] = {}
+        waiting = self._send(number, task, messages, rows)
+        limit_s = self.experiment.federation.round_deadline_s
+        end_s = None if limit_s is None else time.monotonic() + limit_s
+        while waiting and (end_s is None or time.monotonic() < end_s):
+            replies = list(self.grid.pull_messages(list(waiting)))
+            arrived_s = time.monotonic()
+            for reply in replies:
+                # error replies that a runtime makes itself do not name the node
+                sent = waiting.pop(reply.metadata.reply_to_message_id)
+                row = self._judge(number, task, reply, sent, arrived_s)
+                rows[sent.partition] = row
+                if row.status == "ok":
+                    usable[sent.partition] = reply
+                self._record(row)
+            if not replies:
+                time.sleep(POLL_S)
+        for sent in waiting.values():
+            error = f"no reply within federation.round_deadline_s ({limit_s:g} s)"
+            rows[sent.partition] = _row(number, task, sent, "late", error)
+            self._record(rows[sent.partition])
+        if task == "train" and len(usable) < self.experiment.federation.quorum:
+            raise self._too_few(number, len(usable), rows)
+        return [usable[partition] for partition in sorted(usable)]
+
+    def _send(
+        self, number: int, task: TaskName, messages: list[Message], rows: dict[str, NodeRound]
+    ) -> dict[str, _Sent]:
+        """Push messages: message id -> what was sent; what could not be goes to ``rows``."""
+        at_s = time.monotonic()
+        pushed = set(self.grid.push_messages(messages))
+        waiting = {}
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            sent = _Sent(self.names[node_id], node_id, payload_nbytes(message), at_s)
+            if message.metadata.message_id in pushed:
+                waiting[message.metadata.message_id] = sent
+                self.observer.node_dispatched(number, sent.partition, task)
+            else:
+                error = "the message to this node could not be sent"
+                rows[sent.partition] = _row(number, task, sent, "failed", error)
+                self._record(rows[sent.partition])
+        return waiting
+
+    def _judge(
+        self, number: int, task: TaskName, reply: Message, sent: _Sent, arrived_s: float
+    ) -> NodeRound:
+        """What a reply amounts to."""
+        arrived = _Arrived(payload_nbytes(reply), arrived_s)
+        if reply.has_error():
+            late = reply.error.code == EXPIRED
+            reason = reply.error.reason or f"Flower's error code {reply.error.code}"
+            status: Literal["late", "failed"] = "late" if late else "failed"
+            return _row(number, task, sent, status, reason, arrived)
+        shapes = {p.name: p.shape for p in self.model.params}
+        try:
+            record = check_reply(reply.content, task, sent.partition, shapes)
+        except RejectedError as e:
+            return _row(number, task, sent, "rejected", str(e), arrived, e.record)
+        return _row(number, task, sent, "ok", None, arrived, record)
+
+    def _record(self, row: NodeRound) -> None:
+        """Store what a node did, and tell who watches."""
+        self.store.add_node_round(row)
+        for event in row.record.events if row.record else []:
+            self.observer.note(event.kind, event.message, row.partition)
+            log.warning("%s: %s: %s", row.partition, event.kind, event.message)
+        if row.status == "ok":
+            self.observer.node_finished(row)
+        else:
+            log.warning("round %d: %s: %s: %s", row.round, row.partition, row.status, row.error)
+            self.observer.node_failed(row)
+
+    def _too_few(self, number: int, usable: int, rows: dict[str, NodeRound]) -> RoundError:
+        failures = [row for row in rows.values() if row.status != "ok"]
+        cause = f"; first failure: {failures[0].partition}: {failures[0].error}" if failures else ""
+        return RoundError(
+            f"round {number}: {usable} of {len(rows)} nodes gave a usable reply, "
+            f"federation.quorum is {self.experiment.federation.quorum}{cause}"
+        )
+
+    def _aggregate_train(self, number: int, replies: list[Message]) -> tuple[Arrays, float]:
+        """The new global parameters in float32, and the nodes' mean training loss."""
+        try:
+            record, metrics = self.strategy.aggregate_train(number, replies)
+        except AppExitException as e:
+            raise RoundError(f"round {number}: aggregation failed: {e}") from None
+        if record is None or metrics is None:
+            raise RoundError(f"round {number}: the strategy gave no new parameters")
+        found = wire.record_to_arrays(record)
+        arrays: Arrays = {}
+        for p in self.model.params:
+            with np.errstate(over="ignore"):  # an overflow is found below, with its name
+                arrays[p.name] = found[p.name].astype(np.float32)
+            if not np.isfinite(arrays[p.name]).all():
+                raise RoundError(
+                    f"round {number}: the aggregate's {p.name} holds values that are not finite: "
+                    "lower train.lr or the strategy's server learning rate"
+                )
+        return arrays, _number(metrics["train-loss"])
+
+    def _evaluate_on_nodes(
+        self, number: int, arrays: Arrays
+    ) -> tuple[float, float] | tuple[None, None]:
+        """Mean (loss, accuracy) on the nodes' held-out examples, if the experiment asks for it."""
+        if not self.experiment.federation.evaluate_nodes:
+            return None, None
+        grid = OrderedGrid(self.grid, self.names)
+        with keyed_random("sample to evaluate", self.experiment.seed, number):
+            messages = self.strategy.configure_evaluate(
+                number, wire.arrays_to_record(arrays), ConfigRecord(), grid
+            )
+        tasks = [self._task(m, number, "") for m in sorted(messages, key=self._partition)]
+        replies = self._exchange(number, "evaluate", tasks)
+        metrics = self.strategy.aggregate_evaluate(number, replies)
+        if metrics is None:
+            text = "no node gave a usable evaluation"
+            self._note(number, None, Event("evaluation", text))
+            return None, None
+        return _number(metrics["eval-loss"]), _number(metrics["eval-accuracy"])
+
+    def _note(self, number: int, partition: str | None, event: Event) -> None:
+        self.store.add_event(event.kind, event.message, number, partition)
+        self.observer.note(event.kind, event.message, partition)
+        log.warning("round %d: %s: %s", number, partition or event.kind, event.message)
+
+    def _partition(self, message: Message) -> str:
+        return self.names[message.metadata.dst_node_id]
+
+
+def _row(
+    number: int,
+    task: TaskName,
+    sent: _Sent,
+    status: Literal["ok", "failed", "rejected", "late"],
+    error: str | None,
+    arrived: _Arrived | None = None,
+    record: NodeRecord | None = None,
+) -> NodeRound:
+    return NodeRound(
+        round=number,
+        partition=sent.partition,
+        node_id=sent.node_id,
+        task=task,
+        status=status,
+        bytes_down=sent.nbytes,
+        bytes_up=arrived.nbytes if arrived else 0,
+        dispatch_to_reply_s=arrived.at_s - sent.at_s if arrived else None,
+        error=error,
+        record=record,
+    )
+
+
+def _number(value: int | float | list[int] | list[float]) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
