@@ -1,7 +1,7 @@
 """Arrays as they were found -> a Dataset, or one line that says what does not fit.
 
 - ``x``, (n, *shape): uint8 stays uint8; float32 stays; float64, float16 and integers of other
-  widths become float32 (integers only where float32 holds each exactly). Numbers must be finite.
+  widths become float32 (integers up to 2**24, which float32 holds exactly). Numbers must be finite.
   uint8 of shape (n, h, w) are images of one channel and become (n, 1, h, w).
 - ``y``, (n,): integers from 0; they become int32.
 - further columns, (n,): integers or text, kept as they are.
@@ -19,6 +19,7 @@ from client.data.dataset import Dataset
 from client.errors import DataError
 
 INT32_MAX = 2**31 - 1
+FLOAT32_EXACT = 2**24  # float32 holds every whole number up to here
 
 
 def make_dataset(
@@ -55,7 +56,7 @@ def _examples(x: NDArray[Any], where: str) -> NDArray[Any]:
     if x.dtype.kind == "f":
         _refuse_infinite(converted, where)
     else:
-        _refuse_inexact(x, converted, where)
+        _refuse_inexact(x, where)
     return converted
 
 
@@ -69,14 +70,14 @@ def _refuse_infinite(x: NDArray[np.float32], where: str) -> None:
         )
 
 
-def _refuse_inexact(x: NDArray[Any], converted: NDArray[np.float32], where: str) -> None:
-    # float64 tells a difference to float32 of up to 2**53, beyond which int64 itself is inexact.
-    bad = np.flatnonzero(x.astype(np.float64) != converted)
+def _refuse_inexact(x: NDArray[Any], where: str) -> None:
+    bad = np.flatnonzero((x < -FLOAT32_EXACT) | (x > FLOAT32_EXACT))
     if len(bad):
         first = [int(i) for i in np.unravel_index(bad[0], x.shape)]
         raise DataError(
-            f"{where}: the {x.dtype} value {x.flat[bad[0]]} at index {first} cannot be kept "
-            "exactly in float32; scale the values and save float32"
+            f"{where}: {len(bad)} of {x.size} values are beyond {FLOAT32_EXACT}, where float32 "
+            f"loses digits, the first is {x.flat[bad[0]]} at index {first}; scale them and save "
+            "float32"
         )
 
 

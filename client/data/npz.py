@@ -8,6 +8,7 @@ Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 from __future__ import annotations
 
 import ast
+import re
 import struct
 import zipfile
 import zlib
@@ -81,7 +82,9 @@ def _check_members(archive: zipfile.ZipFile, packed_nbytes: int, path: Path) -> 
     names = [info.filename for info in members]
     for info in members:
         if not info.filename.endswith(".npy"):
-            raise DataError(f"{path}: holds '{info.filename}', allowed: .npy arrays; {SAVE_HINT}")
+            raise DataError(f"{path}: holds {info.filename!r}, allowed: .npy arrays; {SAVE_HINT}")
+        if not info.filename.isprintable():
+            raise DataError(f"{path}: the name {info.filename!r} is not plain text; {SAVE_HINT}")
         if names.count(info.filename) > 1:
             raise DataError(f"{path}: holds '{info.filename}' twice; {SAVE_HINT}")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -145,9 +148,8 @@ def _plain_dtype(descr: object, where: str) -> np.dtype[Any]:
     if not isinstance(descr, str):
         raise DataError(f"{where}: found an array of records, {hint}")
     try:
-        dtype = np.dtype(descr)
-    except (TypeError, ValueError, SyntaxError, OverflowError):
+        if not re.fullmatch(r"[<>=|]?[biufcU][1-9][0-9]*", descr):
+            raise TypeError
+        return np.dtype(descr)
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"{where}: found dtype {descr[:40]!r}, {hint}") from None
-    if dtype.kind not in "biufcU" or dtype.itemsize == 0 or dtype.shape:
-        raise DataError(f"{where}: found dtype {dtype}, {hint}")
-    return dtype

