@@ -21,7 +21,7 @@ def choose(names: list[str], measured: list[Measured]) -> Decision:
     if len(measured) == 1:
         return Decision(0, f"the only device that can train: {names[0]}")
     figures = ", ".join(
-        f"{name} {m.step_s * 1e3:.2f} ms a step, {m.round_s:.2f} s a round"
+        f"{name} {m.round_s:.3f} s ({m.step_s * 1e3:.2f} ms a step)"
         for name, m in zip(names, measured, strict=True)
     )
-    return Decision(index, f"measured fastest: {figures}")
+    return Decision(index, f"measured a round: {figures}")

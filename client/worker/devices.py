@@ -20,7 +20,7 @@ class Devices:
     """Devices that the experiment allows, in order of discovery.
 
     A device that fails is refused from then on, with the reason; what is refused or falls back is
-    logged at once and handed out once by ``take_events``.
+    logged, and handed out once by ``take_events`` for the node's record.
     """
 
     config: DevicesConfig
@@ -71,8 +71,8 @@ class Devices:
         self.say("device refused", f"{info.backend} {info.name}: {error}")
 
     def say(self, kind: str, message: str) -> None:
-        """Log now; record with the next round."""
-        log.log(logging.INFO if kind == "parity" else logging.WARNING, "%s: %s", kind, message)
+        """Log, and record with the next round; the server shows it."""
+        log.info("%s: %s", kind, message)
         self._events.append(Event(kind, message))
 
     def take_events(self) -> list[Event]:

@@ -143,7 +143,7 @@ class Session:
                 self._drop(node, info, e)
         usable = self.devices.usable()  # raises if all were refused
         with clock.phase("plan"):
-            names = [f"{i.backend} ({i.name})" for i in infos]
+            names = [_short_name(i, infos) for i in infos]
             if len(infos) == 1:
                 forced = self.experiment.devices.backend != "auto"
                 why = "forced by devices.backend" if forced else "the only device that can train"
@@ -226,3 +226,9 @@ class Session:
             del node.loaded[key]
         if node.chosen == info.key:
             node.chosen = None
+
+
+def _short_name(info: DeviceInfo, among: list[DeviceInfo]) -> str:
+    """The backend's name, with the device's where the backend has several."""
+    alone = sum(other.backend == info.backend for other in among) == 1
+    return info.backend if alone else f"{info.backend} ({info.name})"

@@ -1,0 +1,234 @@
+"""The commands, one function each: read arguments, call, print a table, print JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from client import data
+from client.backends import get as get_backend
+from client.config import DataConfig, PartitionConfig, load_experiment
+from client.errors import ConfigError
+from client.model import load_model
+from server import console
+
+app = typer.Typer(
+    help="Federated learning on devices: who trained where, and where each round's time went.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Prepare data for nodes.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure speed against named peers.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+BackendName = Annotated[str, typer.Option("--backend", help="numpy or opencl.")]
+
+
+def _finish(value: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(console.json_line(value))
+
+
+@app.command()
+def simulate(
+    experiment: Annotated[Path | None, typer.Argument(help="The experiment's YAML file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override, as in train.lr=0.05.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    init: Annotated[Path | None, typer.Option(help="Start from this model file.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Repeat this run with its recorded placements.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a federation in this process: every node trains in turn."""
+    from server import live
+    from server import simulate as simulation
+
+    given = [
+        name
+        for name, v in (("EXPERIMENT", experiment), ("--resume", resume), ("--replay", replay))
+        if v
+    ]
+    if len(given) != 1:
+        raise ConfigError(
+            f"simulate: found {' and '.join(given) or 'none'}, "
+            "needs one of: EXPERIMENT, --resume RUN, --replay RUN"
+        )
+    if experiment is None and (settings or init):
+        raise ConfigError(f"simulate: --set and --init go with EXPERIMENT, not with {given[0]}")
+    if resume is not None and out is not None:
+        raise ConfigError("simulate: --out does not go with --resume: the run keeps its folder")
+    with live.view() as observer:
+        if experiment is not None:
+            loaded = load_experiment(experiment, tuple(settings or ()))
+            result = simulation.start(loaded, experiment.parent, out, observer, init=init)
+        elif resume is not None:
+            result = simulation.resume(resume, observer)
+        else:
+            assert replay is not None
+            result = simulation.replay(replay, out, observer)
+    live.summary(result)
+    _finish(result.to_json(), as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    by: Annotated[
+        Literal["node", "device"], typer.Option(help="A row per node or device.")
+    ] = "device",
+    csv: Annotated[Path | None, typer.Option(help="Write a line per node and round.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show, device by device, where round time went."""
+    from server import compare as comparison
+
+    rows = [row for run in runs for row in comparison.read_rounds(run)]
+    console.console().print(comparison.render(rows, by))
+    if csv is not None:
+        comparison.write_csv(csv, rows)
+    _finish(comparison.as_json(rows), as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check this machine, and say how to mend what is wrong."""
+    from server import doctor as examination
+
+    findings = examination.examine(Path("runs"))
+    console.console().print(examination.render(findings))
+    value = examination.as_json(findings)
+    _finish(value, as_json)
+    if not value["healthy"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def model(
+    path: Annotated[Path, typer.Argument(help="A model's YAML, or the name of a shipped one.")],
+    as_json: Json = False,
+) -> None:
+    """Print shapes, parameters, operations and bytes of each layer."""
+    from server import describe
+
+    value = describe.describe(load_model(path))
+    console.console().print(describe.render(value))
+    _finish(value, as_json)
+
+
+@app.command()
+def evaluate(
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model file of a run.")],
+    source: Annotated[str, typer.Option("--data", help="mnist, digits, or a data file.")],
+    backend: BackendName = "numpy",
+    as_json: Json = False,
+) -> None:
+    """Loss and accuracy of a trained model on labelled data."""
+    from server import inference
+
+    get_backend(backend)
+    value = inference.evaluate(inference.load_trained(path), data.load(source), backend)
+    figures = f"accuracy {value['accuracy']:.4f}, loss {value['loss']:.4f}"
+    title = f"{value['model']} on {value['data']}: {figures}"
+    rows = [[c, str(v["examples"]), f"{v['accuracy']:.4f}"] for c, v in value["classes"].items()]
+    console.console().print(console.table(title, ["class", "examples", "accuracy"], rows))
+    _finish(value, as_json)
+
+
+@app.command()
+def predict(
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model file of a run.")],
+    source: Annotated[str, typer.Option("--data", help="mnist, digits, or a data file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write all predictions to this CSV file.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Print this many.")] = 10,
+    backend: BackendName = "numpy",
+    as_json: Json = False,
+) -> None:
+    """The class of each example, with its probability."""
+    from server import inference
+
+    get_backend(backend)
+    rows = inference.predict(inference.load_trained(path), data.load(source), backend)
+    shown = [[str(i), str(c), f"{p:.4f}"] for i, c, p in rows[:limit]]
+    title = f"{path.name} on {source}: {len(shown)} of {len(rows)} examples"
+    console.console().print(console.table(title, ["example", "class", "probability"], shown))
+    if out is not None:
+        inference.write_predictions(out, rows)
+    _finish(
+        {"predictions": [{"example": i, "class": c, "probability": p} for i, c, p in rows]}, as_json
+    )
+
+
+@data_app.command("split")
+def data_split(
+    source: Annotated[str, typer.Argument(help="mnist, digits, or a data file.")],
+    out: Annotated[Path, typer.Option(help="Folder for one .npz per node.")],
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
+    kind: Annotated[str, typer.Option(help="iid, dirichlet, shards or column.")] = "iid",
+    alpha: Annotated[float, typer.Option(help="dirichlet: small is uneven.")] = 0.5,
+    shards_per_node: Annotated[int, typer.Option(help="shards: how many each.")] = 2,
+    column: Annotated[str | None, typer.Option(help="column: its name.")] = None,
+    min_examples: Annotated[int, typer.Option(help="Least examples of a node.")] = 1,
+    holdout: Annotated[int, typer.Option(help="Examples kept in holdout.npz.")] = 0,
+    seed: Annotated[int, typer.Option(help="Equal seeds, equal parts.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Share a data set out to one file per node."""
+    from client.config import parse
+
+    settings = {
+        "kind": kind,
+        "nodes": nodes,
+        "alpha": alpha,
+        "shards_per_node": shards_per_node,
+        "column": column,
+        "min_examples": min_examples,
+    }
+    config = parse(PartitionConfig, settings, "data split")
+    rest, held_out = data.load(source), None
+    DataConfig(source, config, holdout)
+    if holdout:
+        rest, held_out = data.split_holdout(rest, holdout, seed)
+    parts = data.partition(rest.y, rest.columns, config, seed)
+    written = data.write_parts([(n, rest.subset(i)) for n, i in parts], out, held_out)
+    rows = [
+        [w.path.name, str(w.num_examples), " ".join(f"{c}:{k}" for c, k in w.class_counts.items())]
+        for w in written
+    ]
+    console.console().print(console.table(str(out), ["file", "examples", "class:count"], rows))
+    files = [
+        {"file": str(w.path), "examples": w.num_examples, "classes": w.class_counts}
+        for w in written
+    ]
+    _finish({"files": files}, as_json)
+
+
+@bench_app.command("train")
+def bench_train(
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="Shipped models; all by default.")
+    ] = None,
+    batches: Annotated[list[int] | None, typer.Option("--batch", min=1)] = None,
+    backends: Annotated[list[str] | None, typer.Option("--backend")] = None,
+    groups: Annotated[int, typer.Option(min=1, help="Interleaved timings per figure.")] = 15,
+    peer: Annotated[bool, typer.Option(help="PyTorch beside it (extra: peer).")] = True,
+    as_json: Json = False,
+) -> None:
+    """Time a training step of each model and backend against PyTorch on the CPU."""
+    from server.bench import train
+
+    names = models or ["mlp", "lenet5", "femnist_cnn"]
+    rows = train.bench_train(names, batches or [32], backends, groups=groups, peer=peer)
+    console.console().print(train.render(rows))
+    _finish({"rows": [row.to_json() for row in rows]}, as_json)

@@ -1,0 +1,116 @@
+"""`pocketfed evaluate` and `predict`: a trained model on data."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client import backends, trainer
+from client.backends.base import Device, Program
+from client.data import Dataset, check_against, load
+from client.errors import DataError, StoreError
+from client.model import Model, build_model
+from client.model.graph import Float32Array
+from server.checkpoint import load_model_file
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model and its flat parameters."""
+
+    model: Model
+    params: Float32Array
+
+
+def load_trained(path: Path) -> Trained:
+    """From a model file of ours, which carries its own description."""
+    mapping, arrays = load_model_file(path)
+    model = build_model(mapping, f"{path}: model")
+    return Trained(model, model.flatten(arrays, str(path)))
+
+
+@contextmanager
+def _program(trained: Trained, backend: str) -> Iterator[tuple[Device, Program]]:
+    found = backends.get(backend)
+    device = found.open(found.devices()[0])
+    try:
+        program = device.compile(trained.model.whole, BATCH)
+        program.upload(trained.params)
+        yield device, program
+    finally:
+        device.close()
+
+
+def scores(trained: Trained, x: NDArray[Any], backend: str) -> Float32Array:
+    """Logits (n, classes) of examples (n, *shape)."""
+    n = len(x)
+    with _program(trained, backend) as (device, program):
+        data = device.load(x, np.zeros(n, np.int32))
+        program.begin_epoch(data, np.arange(n, dtype=np.int32), BATCH, 0)
+        rows = []
+        for start, count in trainer.batches(n, BATCH):
+            program.gather(start, count)
+            program.forward(count, training=False)
+            rows.append(program.take_output(count))
+    return np.concatenate(rows)
+
+
+def evaluate(trained: Trained, dataset: Dataset, backend: str) -> dict[str, Any]:
+    """Loss and accuracy, over all and by class."""
+    check_against(dataset, trained.model)
+    with _program(trained, backend) as (device, program):
+        data = device.load(dataset.x, dataset.y)
+        metrics = trainer.evaluate(program, data, BATCH)
+    right = scores(trained, dataset.x, backend).argmax(1) == dataset.y
+    classes = {}
+    for c in range(trained.model.num_classes):
+        mine = dataset.y == c
+        if mine.any():
+            classes[str(c)] = {"examples": int(mine.sum()), "accuracy": float(right[mine].mean())}
+    return {
+        "model": trained.model.name,
+        "data": dataset.source,
+        "examples": metrics.count,
+        "loss": metrics.loss_sum / metrics.count,
+        "accuracy": metrics.correct / metrics.count,
+        "classes": classes,
+    }
+
+
+def predict(trained: Trained, dataset: Dataset, backend: str) -> list[tuple[int, int, float]]:
+    """(example, class, probability) of each example."""
+    if dataset.x.shape[1:] != trained.model.input.shape:
+        raise DataError(
+            f"{dataset.source}: x: found examples of shape {dataset.x.shape[1:]}, "
+            f"the model {trained.model.name} needs {trained.model.input.shape}"
+        )
+    logits = scores(trained, dataset.x, backend).astype(np.float64)
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    p = e / e.sum(1, keepdims=True)
+    best = p.argmax(1)
+    return [(i, int(c), float(p[i, c])) for i, c in enumerate(best)]
+
+
+def write_predictions(path: Path, rows: list[tuple[int, int, float]]) -> None:
+    """As CSV: example, class, probability."""
+    try:
+        with path.open("w", newline="") as f:
+            writer = csv.writer(f)
+            writer.writerow(("example", "class", "probability"))
+            writer.writerows(rows)
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be written: {e.strerror}") from None
+
+
+def load_data(source: str) -> Dataset:
+    """A data set by name or path, as in an experiment's data.source."""
+    return load(source)

@@ -1,0 +1,218 @@
+"""What a person sees while a run goes on: one live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from client.timing import on_phase
+from server import compare, console
+from server.observer import Observer, Result
+from server.store import NodeRound, RoundInfo
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+
+
+@contextmanager
+def view() -> Iterator[Observer]:
+    """An observer that shows what it is told, for as long as the context lasts."""
+    out = console.console()
+    if not out.is_terminal:
+        yield PlainLines()
+        return
+    from rich.live import Live
+
+    with Live(console=out, refresh_per_second=8, transient=True) as screen:
+        shown = LiveView(screen)
+        token = on_phase.set(shown.phase_began)
+        try:
+            yield shown
+        finally:
+            on_phase.reset(token)
+
+
+class PlainLines(Observer):
+    """A line per round, and one for everything out of the ordinary."""
+
+    def __init__(self) -> None:
+        self._out = console.console()
+        self._rounds = 0
+
+    def run_started(
+        self, folder: Path, name: str, rounds: int, partitions: list[str], first_round: int
+    ) -> None:
+        self._rounds = rounds
+        resumed = f", from round {first_round}" if first_round > 1 else ""
+        self._out.print(f"{name}: {rounds} rounds, {len(partitions)} nodes{resumed}; {folder}")
+
+    def node_failed(self, row: NodeRound) -> None:
+        self._out.print(f"round {row.round}: {row.partition}: {row.status}: {row.error}")
+
+    def round_finished(self, info: RoundInfo) -> None:
+        self._out.print(_round_line(info, self._rounds))
+
+    def note(self, kind: str, message: str, partition: str | None = None) -> None:
+        self._out.print(f"{f'{partition}: ' if partition else ''}{kind}: {message}")
+
+
+def _round_line(info: RoundInfo, rounds: int) -> str:
+    figures = [f"train loss {info.train_loss:.4f}"] if info.train_loss is not None else []
+    if info.accuracy is not None and info.loss is not None:
+        figures += [f"accuracy {info.accuracy:.4f}", f"loss {info.loss:.4f}"]
+    if info.node_accuracy is not None:
+        figures.append(f"accuracy on the nodes {info.node_accuracy:.4f}")
+    return (
+        f"round {info.round}/{rounds}: {', '.join(figures)}; "
+        f"{info.replies} nodes, {console.seconds(info.wall_s)}"
+    )
+
+
+@dataclass
+class _NodeState:
+    """A node's line in the live view."""
+
+    state: str = "idle"
+    device: str = ""
+    phase: str = ""
+    last: str = ""
+
+
+class LiveView(PlainLines):
+    """The round, each node's state, device and phase, the accuracy so far; notes scroll above."""
+
+    def __init__(self, screen: Live) -> None:
+        super().__init__()
+        self._out = screen.console
+        self._screen = screen
+        self._title = "starting"
+        self._nodes: dict[str, _NodeState] = {}
+        self._working: str | None = None
+        self._accuracy: list[float] = []
+
+    def run_started(
+        self, folder: Path, name: str, rounds: int, partitions: list[str], first_round: int
+    ) -> None:
+        super().run_started(folder, name, rounds, partitions, first_round)
+        self._nodes = {partition: _NodeState() for partition in partitions}
+        self._refresh()
+
+    def round_started(self, number: int, rounds: int, partitions: list[str]) -> None:
+        self._title = f"round {number} of {rounds}"
+        for node in self._nodes.values():
+            node.state, node.phase = "not in this round", ""
+        self._refresh()
+
+    def node_dispatched(self, number: int, partition: str, task: str) -> None:
+        self._nodes[partition].state = f"waits to {task}"
+        self._refresh()
+
+    def node_started(self, partition: str) -> None:
+        self._working = partition
+        self._nodes[partition].state = "works"
+        self._refresh()
+
+    def phase_began(self, name: str) -> None:
+        """Told by the node's clock, in this process."""
+        if self._working is not None:
+            self._nodes[self._working].phase = name
+            self._refresh()
+
+    def node_finished(self, row: NodeRound) -> None:
+        node, record = self._nodes[row.partition], row.record
+        node.state, node.phase = "done", ""
+        if record is not None:
+            node.device = _device(str(record.device["backend"]), str(record.device["name"]))
+            node.last = f"{console.seconds(record.wall_s)}, loss {record.loss:.4f}"
+        self._refresh()
+
+    def node_failed(self, row: NodeRound) -> None:
+        super().node_failed(row)
+        node = self._nodes[row.partition]
+        node.state, node.phase = row.status, ""
+        self._refresh()
+
+    def round_finished(self, info: RoundInfo) -> None:
+        super().round_finished(info)
+        if info.accuracy is not None:
+            self._accuracy.append(info.accuracy)
+
+    def _refresh(self) -> None:
+        self._screen.update(self._draw())
+
+    def _draw(self) -> Group:
+        from rich.console import Group
+
+        columns = ["node", "state", "device", "phase", "last round"]
+        rows = [[n, s.state, s.device, s.phase, s.last] for n, s in self._nodes.items()]
+        shown = " ".join(f"{a:.3f}" for a in self._accuracy[-10:]) or "–"
+        return Group(console.table(self._title, columns, rows), f"accuracy so far: {shown}")
+
+
+def _device(backend: str, name: str) -> str:
+    short = name if len(name) <= 28 else f"{name[:27]}…"
+    return f"{backend}: {short}"
+
+
+def summary(result: Result) -> None:
+    """At the end: where each node's time went, the slowest node, and where it all lies."""
+    rows = compare.read_rounds(result.run)
+    nodes: dict[str, list[compare.RoundRow]] = {}
+    for row in rows:
+        nodes.setdefault(row.node, []).append(row)
+    out = console.console()
+    out.print(console.table(*_node_table(nodes)))
+    out.print(_slowest_line(nodes))
+    if result.final_accuracy is not None and result.final_loss is not None:
+        out.print(
+            f"accuracy {result.final_accuracy:.4f}, loss {result.final_loss:.4f} "
+            f"after {result.rounds} rounds in {console.seconds(result.wall_s)}"
+        )
+    out.print(f"run: {result.run}", soft_wrap=True)
+
+
+TRANSFER = ("upload", "download")
+
+
+def _split(row: compare.RoundRow) -> tuple[float, float, float]:
+    """(compute, transfer, other) of a node's round in seconds."""
+    compute_s = row.phases.get("train", 0.0)
+    transfer_s = sum(row.phases.get(p, 0.0) for p in TRANSFER)
+    return compute_s, transfer_s, row.wall_s - compute_s - transfer_s
+
+
+def _node_table(
+    nodes: dict[str, list[compare.RoundRow]],
+) -> tuple[str, list[str], list[list[str]]]:
+    columns = ["node", "examples", "device", "why", "compute s", "transfer s", "other s", "total s"]
+    cells = []
+    for name, rows in nodes.items():
+        sums = [sum(values) for values in zip(*map(_split, rows), strict=True)]
+        last = rows[-1]
+        cells.append(
+            [
+                name,
+                str(last.num_examples),
+                _device(last.placement, last.device),
+                last.reason,
+                *(f"{s:.3f}" for s in (*sums, sum(sums))),
+                f"{last.loss:.4f}",
+            ]
+        )
+    return "where each node's time went, all rounds together", [*columns, "loss"], cells
+
+
+def _slowest_line(nodes: dict[str, list[compare.RoundRow]]) -> str:
+    totals = {name: sum(r.wall_s for r in rows) for name, rows in nodes.items()}
+    slowest = max(totals, key=lambda name: totals[name])
+    phases: dict[str, float] = {}
+    for row in nodes[slowest]:
+        for phase, phase_s in row.phases.items():
+            phases[phase] = phases.get(phase, 0.0) + phase_s
+    most = sorted(phases.items(), key=lambda item: -item[1])[:3]
+    spent = ", ".join(f"{p} {s:.3f} s ({s / totals[slowest]:.0%})" for p, s in most)
+    return f"slowest node: {slowest}, {totals[slowest]:.3f} s in all: {spent}"
