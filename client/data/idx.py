@@ -16,9 +16,9 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from client.data.bounded import read_up_to, unpacked_limit
 from client.data.convert import make_dataset
 from client.data.dataset import Dataset
-from client.data.npz import unpacked_limit
 from client.errors import DataError
 
 IMAGES = re.compile(r"(?P<stem>.*)images(?P<sep>[-.])idx3[-.]ubyte(\.gz)?")
@@ -111,12 +111,12 @@ def _read(f: IO[bytes], axes: int, path: Path, limit: int) -> NDArray[np.uint8]:
             f"{path}: shape {shape} takes {expected} bytes, but the file can hold at most {limit}; "
             "it is damaged or cut off: fetch it again"
         )
-    body = f.read(expected + 1)
+    body = read_up_to(f, expected + 1)
     if len(body) != expected:
         found = len(body) if len(body) < expected else "more"
         raise DataError(
             f"{path}: shape {shape} takes {expected} bytes, found {found}; "
             "it is damaged or cut off: fetch it again"
         )
-    array: NDArray[Any] = np.frombuffer(bytearray(body), np.uint8)
+    array: NDArray[Any] = np.frombuffer(body, np.uint8)
     return array.reshape(shape)

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from client.data.bounded import read_up_to, unpacked_limit
 from client.data.convert import make_dataset
 from client.data.dataset import Dataset
 from client.errors import DataError
@@ -36,15 +37,6 @@ _DAMAGED = (
     ValueError,
     OverflowError,
 )
-
-
-def unpacked_limit(packed_nbytes: int) -> int:
-    """Bytes that a compressed file of ``packed_nbytes`` may unpack to.
-
-    Images and sensor readings shrink to a half or a tenth; a file that grows a hundredfold, beyond
-    what any device holds anyway, is damaged or made to fill the memory.
-    """
-    return max(64 * 2**20, 100 * packed_nbytes)
 
 
 def load_npz(path: Path) -> Dataset:
@@ -110,12 +102,12 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) ->
                 f"{where}: shape {shape} of {dtype} takes {expected} bytes, "
                 f"found {info.file_size - header_nbytes}; the file is damaged: {SAVE_HINT}"
             )
-        body = f.read()
+        body = read_up_to(f, expected + 1)  # to the end, where the checksum is compared
     if len(body) != expected:
         raise DataError(
             f"{where}: needs {expected} bytes, found {len(body)}; the file is damaged: {SAVE_HINT}"
         )
-    array: NDArray[Any] = np.frombuffer(bytearray(body), dtype)
+    array: NDArray[Any] = np.frombuffer(body, dtype)
     return array.reshape(shape, order="F" if fortran_order else "C")
 
 

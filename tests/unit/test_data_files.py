@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.data import Dataset, load
-from client.data.npz import unpacked_limit
+from client.data.bounded import unpacked_limit
 from client.errors import DataError
 
 Arrays = dict[str, np.ndarray]
@@ -235,6 +235,24 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path) -> None:
         (tmp_path / "d.npz").write_bytes(content)
         with pytest.raises(DataError, match=r"d\.npz: not a whole \.npz file .*; save it again"):
             load(str(tmp_path / "d.npz"))
+
+
+def test_a_changed_value_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path = Path(zipped(tmp_path / "d.npz", GOOD, zipfile.ZIP_STORED))
+    content = path.read_bytes()
+    at = content.index(X.tobytes()) + 5
+    path.write_bytes(content[:at] + b"?" + content[at + 1 :])
+    with pytest.raises(DataError, match=r"not a whole \.npz file \(Bad CRC-32 for file 'x\.npy'\)"):
+        load(str(path))
+
+
+def test_examples_larger_than_a_read_are_whole_and_writable(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (3, 1, 1000, 1000), np.uint8)
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "d.npz", x=x, y=np.arange(3))
+        found = load(str(tmp_path / "d.npz")).x
+        np.testing.assert_array_equal(found, x)
+        assert found.flags.writeable
 
 
 def test_another_compression_is_refused(tmp_path: Path) -> None:
