@@ -10,7 +10,8 @@ from flwr.clientapp import ClientApp
 from flwr.common import Context, Message
 
 from client import wire
-from client.config import Experiment, parse
+from client.config import Experiment
+from client.fields import parse
 from client.timing import RoundClock
 from client.worker.session import Session
 

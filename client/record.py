@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.backends.base import Traffic
-from client.config import parse
 from client.errors import PocketfedError
+from client.fields import parse
 from client.timing import Timing
 
 

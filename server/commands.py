@@ -185,7 +185,7 @@ def data_split(
     as_json: Json = False,
 ) -> None:
     """Share a data set out to one file per node."""
-    from client.config import parse
+    from client.fields import parse
 
     settings = {
         "kind": kind,

@@ -13,8 +13,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client.backends.base import Traffic
-from client.config import convert, describe, join, parse
 from client.errors import ConfigError, PocketfedError
+from client.fields import convert, describe, join, parse
 from client.record import Event, NodeRecord
 from client.wire import ARRAYS, METRICS, RECORD
 

@@ -18,8 +18,8 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from client.config import convert, describe, join
 from client.errors import ConfigError, did_you_mean
+from client.fields import convert, describe, join
 
 _NOT_FROM_YAML = (
     "fraction_train",
@@ -88,6 +88,11 @@ def build_strategy(
         )
     known = STRATEGIES[name]
     values = _parameters(name, known, settings, where)
+    if nodes_per_round > num_nodes:
+        raise ConfigError(
+            f"{where}: {nodes_per_round} nodes are asked for each round, "
+            f"but the federation has {num_nodes}"
+        )
     malicious = int(values.get("num_malicious_nodes", 0))
     if name == "krum" and nodes_per_round <= 2 * malicious + 2:
         raise ConfigError(  # Blanchard et al., 2017: n > 2f + 2

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.config import PartitionConfig, describe
+from client.config import PartitionConfig
 from client.errors import ConfigError, did_you_mean
+from client.fields import describe
 from client.random import generator
 
 MAX_DRAWS = 1000

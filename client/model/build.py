@@ -18,8 +18,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from client.config import check_keys, describe, find_config, join, parse, read_yaml
 from client.errors import ConfigError, ModelError, did_you_mean
+from client.fields import check_keys, describe, find_config, join, parse, read_yaml
 from client.model.graph import InputSpec, Model, Op, Param
 from client.model.layers import LAYERS, Add, Layer, Shape
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.config import DataConfig, find_config, parse, read_yaml
+from client.config import DataConfig
 from client.data import Dataset, check_against, load
 from client.errors import DataError, MissingExtraError
+from client.fields import find_config, parse, read_yaml
 from client.model import Model, load_model
 
 
