@@ -33,6 +33,8 @@ from server.sampling import OrderedGrid, keyed_random
 from server.store import NodeRound, RoundInfo, Store
 
 Arrays = dict[str, NDArray[np.float32]]
+Evaluation = Callable[[Arrays], tuple[float, float]]
+"""(loss, accuracy) of global parameters."""
 TaskName = Literal["train", "evaluate"]
 
 POLL_S = 0.05
@@ -41,7 +43,7 @@ POLL_S = 0.05
 EXPIRED = 3
 """Flower's code of an error reply to a message that outlived its time to live."""
 
-log = logging.getLogger("pocketfed.rounds")
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Rounds:
     strategy: Strategy
     store: Store
     checkpoints: Checkpoints
-    evaluate: Callable[[Arrays], tuple[float, float]] | None = None
+    evaluate: Evaluation | None = None
     observer: Observer = field(default_factory=Observer)
     choices: Choices = field(default_factory=Choices)
     node_states: Callable[[], dict[str, RecordDict]] = dict
@@ -150,6 +152,7 @@ class Rounds:
         )
         self.store.add_round(info)
         self.checkpoints.prune(self.store.rounds())
+        log.info("round %d: %d replies, loss %s, accuracy %s", number, len(replies), loss, accuracy)
         self.observer.round_finished(info)
         return arrays
 

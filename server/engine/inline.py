@@ -40,7 +40,7 @@ RUN_ID = 1
 
 ClientAppLike = Callable[[Message, Context], Message]
 
-log = logging.getLogger("pocketfed.inline")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,271 @@
+"""A run about to begin: folder, record, and where to start from; everything but the nodes.
+
+``new_run`` and ``resumed_run`` hold the folder's lock while they are open. Which engine brings the
+nodes is the caller's matter: server/simulate.py in this process, server/app.py in Flower's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from client import backends, trainer
+from client.config import Experiment
+from client.data import Dataset
+from client.errors import DataError, PocketfedError, StoreError
+from client.fields import parse
+from client.model import Model, build_model, initialise
+from server.checkpoint import Checkpoints, State, load_arrays, restore_strategy, save_model
+from server.folder import RunFolder, versions
+from server.observer import Observer, Result
+from server.rounds import Arrays, Choices, Evaluation, Rounds
+from server.store import RunInfo, Store, now
+from server.strategies import build_strategy
+
+EVALUATION_BATCH = 256
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """See the module. ``state``: after the last whole round, None if there is none.
+
+    ``notes``: (kind, message) of what was found on the way here, told when the run begins.
+    """
+
+    folder: RunFolder
+    experiment: Experiment
+    base: Path
+    model: Model
+    store: Store
+    initial: Arrays
+    state: State | None = None
+    choices: Choices = field(default_factory=Choices)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def first_round(self) -> int:
+        """The first round that is not whole yet."""
+        return self.state.round + 1 if self.state else 1
+
+    def carry_out(
+        self,
+        strategy: Strategy,
+        grid: Grid,
+        names: Mapping[int, str],
+        held_out: Dataset | None,
+        observer: Observer,
+        contexts: Mapping[int, Context] | None = None,
+    ) -> Result:
+        """All rounds that are left, then the model file.
+
+        ``names``: node id -> partition name. ``held_out``: the central examples. ``contexts``:
+        the nodes' contexts by node id, where the engine has them; their state goes into
+        checkpoints and comes back from them.
+        """
+        began_s = time.monotonic()
+        by_name = {names[node_id]: context for node_id, context in (contexts or {}).items()}
+        self.store.add_nodes(dict(names))
+        observer.run_started(
+            self.folder.path,
+            self.experiment.name,
+            self.experiment.federation.rounds,
+            sorted(names.values()),
+            self.first_round,
+        )
+        for kind, message in self.notes:
+            self.store.add_event(kind, message)
+            observer.note(kind, message)
+            log.warning("%s: %s", kind, message)
+        if self.state is not None:
+            restore_strategy(strategy, self.state.strategy)
+            for name, records in self.state.nodes.items():
+                by_name[name].state = records
+        rounds = Rounds(
+            experiment=self.experiment,
+            model=self.model,
+            grid=grid,
+            names=names,
+            strategy=strategy,
+            store=self.store,
+            checkpoints=Checkpoints(self.folder.checkpoints),
+            evaluate=None if held_out is None else central_evaluation(self.model, held_out),
+            observer=observer,
+            choices=self.choices,
+            node_states=lambda: {n: c.state for n, c in by_name.items() if c.state},
+        )
+        try:
+            arrays = rounds.run(self.state.arrays if self.state else self.initial, self.first_round)
+        except BaseException as e:
+            if not isinstance(e, StoreError):  # what cannot be written cannot be noted either
+                kind = "failed" if isinstance(e, Exception) else "interrupted"
+                text = str(e) if isinstance(e, PocketfedError) else f"{type(e).__name__}: {e}"
+                self.store.add_event(kind, text)
+            raise
+        result = self._finish(arrays, time.monotonic() - began_s)
+        observer.run_finished(result)
+        return result
+
+    def _finish(self, arrays: Arrays, wall_s: float) -> Result:
+        last = self.store.rounds()[-1]
+        metadata = {
+            "experiment": self.experiment.name,
+            "rounds": str(last.round),
+            "accuracy": "" if last.accuracy is None else f"{last.accuracy:.6f}",
+        }
+        save_model(self.folder.model, self.experiment.model, arrays, metadata)
+        return Result(
+            run=self.folder.path,
+            rounds=last.round,
+            final_accuracy=last.accuracy,
+            final_loss=last.loss,
+            wall_s=wall_s,
+            model_file=self.folder.model,
+            resumed_from_round=self.store.sessions()[-1].resumed_from_round,
+        )
+
+
+@contextmanager
+def new_run(
+    experiment: Experiment,
+    base: Path,
+    out: Path | None,
+    initial: Arrays | None = None,
+    choices: Choices | None = None,
+    notes: tuple[tuple[str, str], ...] = (),
+) -> Iterator[Run]:
+    """A run in a folder of its own, from given parameters or from the seed's."""
+    model = build_model(experiment.model, f"{experiment.name}: model")
+    folder = RunFolder.create(out, experiment.name)
+    found = versions()
+    with folder.locked(), folder.logging():
+        folder.describe(experiment, found)
+        if initial is not None:
+            save_model(folder.initial, experiment.model, initial, {})
+        info = RunInfo(
+            experiment.name,
+            experiment.to_dict(),
+            str(base.resolve()),
+            experiment.seed,
+            found,
+            now(),
+        )
+        with Store.create(folder.db, info) as store:
+            yield Run(
+                folder=folder,
+                experiment=experiment,
+                base=base.resolve(),
+                model=model,
+                store=store,
+                initial=initial or seeded_parameters(model, experiment.seed),
+                choices=choices or Choices(),
+                notes=list(notes),
+            )
+
+
+@contextmanager
+def resumed_run(path: Path) -> Iterator[Run]:
+    """A run that goes on after its last whole round, with its recorded choices."""
+    folder = RunFolder.existing(path)
+    with folder.locked(), folder.logging():
+        with Store.read(folder.db) as store:
+            info, rounds, choices = store.run(), store.rounds(), store.choices()
+        experiment = recorded_experiment(info, folder.db)
+        model = build_model(experiment.model, f"{folder.db}: model")
+        state, complaints = Checkpoints(folder.checkpoints).load_last(rounds)
+        notes = [("checkpoint", f"{text}: the one before is used") for text in complaints]
+        found = versions()
+        notes += changed_versions(info.versions, found)
+        with Store.append(folder.db, found, state.round if state else 0) as store:
+            yield Run(
+                folder=folder,
+                experiment=experiment,
+                base=Path(info.base),
+                model=model,
+                store=store,
+                initial=initial_parameters(folder, model, experiment.seed),
+                state=state,
+                choices=Choices(choices),
+                notes=notes,
+            )
+
+
+def recorded_experiment(info: RunInfo, db: Path) -> Experiment:
+    """The experiment of a recorded run."""
+    return parse(Experiment, info.experiment, f"{db}: experiment")
+
+
+def initial_parameters(folder: RunFolder, model: Model, seed: int) -> Arrays:
+    """What a recorded run started from: the parameters it was given, or the seed's."""
+    if folder.initial.is_file():
+        return given_parameters(folder.initial, model)
+    return seeded_parameters(model, seed)
+
+
+def seeded_parameters(model: Model, seed: int) -> Arrays:
+    """Named initial parameters drawn from the seed."""
+    return {
+        name: np.asarray(v, np.float32) for name, v in model.views(initialise(model, seed)).items()
+    }
+
+
+def given_parameters(path: Path, model: Model) -> Arrays:
+    """Named parameters from a safetensors file; an error names what does not fit the model."""
+    flat = model.flatten(load_arrays(path), str(path))
+    for p in model.params:
+        if not np.isfinite(flat[p.slice]).all():
+            raise DataError(f"{path}: {p.name} holds values that are not finite")
+    return {name: np.asarray(v, np.float32) for name, v in model.views(flat).items()}
+
+
+def changed_versions(recorded: dict[str, str], found: dict[str, str]) -> list[tuple[str, str]]:
+    """A note for each version that is another one than the recorded run's."""
+    return [
+        (
+            "versions",
+            f"{name}: the run was begun with {recorded.get(name, 'none')}, "
+            f"here is {found.get(name, 'none')}: equal weights are not promised",
+        )
+        for name in sorted({*recorded, *found})
+        if recorded.get(name) != found.get(name)
+    ]
+
+
+def strategy_of(experiment: Experiment, num_nodes: int) -> Strategy:
+    """The experiment's strategy for a federation of ``num_nodes``; ConfigError if it cannot be."""
+    federation = experiment.federation
+    return build_strategy(
+        federation.strategy,
+        num_nodes,
+        federation.nodes_per_round or num_nodes,
+        federation.evaluate_nodes,
+        f"{experiment.name}: federation.strategy",
+    )
+
+
+def central_evaluation(model: Model, held_out: Dataset) -> Evaluation:
+    """(loss, accuracy) of global parameters on the central examples, by the numpy reference.
+
+    Not on whatever device is fastest: the figure must not depend on the machine's devices.
+    """
+    backend = backends.get("numpy")
+    device = backend.open(backend.devices()[0])
+    program = device.compile(model.whole, EVALUATION_BATCH)
+    data = device.load(held_out.x, held_out.y)
+
+    def evaluate(arrays: Arrays) -> tuple[float, float]:
+        program.upload(model.flatten(arrays, "the global model"))
+        metrics = trainer.evaluate(program, data, EVALUATION_BATCH)
+        return metrics.loss_sum / metrics.count, metrics.correct / metrics.count
+
+    return evaluate

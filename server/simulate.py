@@ -1,0 +1,120 @@
+"""A federation in this process, every node in turn: start, resume, replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.serverapp.strategy import Strategy
+
+from client.app import app, session_of
+from client.config import Experiment
+from client.errors import StoreError
+from client.model import build_model
+from client.worker.session import Session
+from server.engine.inline import InlineGrid
+from server.folder import RunFolder, versions
+from server.observer import Observer, Result
+from server.rounds import Choices
+from server.run import (
+    Run,
+    changed_versions,
+    given_parameters,
+    initial_parameters,
+    new_run,
+    recorded_experiment,
+    resumed_run,
+    strategy_of,
+)
+from server.store import Store
+
+
+def start(
+    experiment: Experiment,
+    base: Path,
+    out: Path | None = None,
+    observer: Observer | None = None,
+    init: Path | None = None,
+) -> Result:
+    """Run an experiment in a new folder.
+
+    ``base``: the folder that its relative paths start from, that of its file. ``out``: the run's
+    folder, by default runs/<name>-<time>. ``init``: a model file to start from.
+    """
+    model = build_model(experiment.model, f"{experiment.name}: model")
+    initial = given_parameters(init, model) if init else None
+    with _session(experiment, base) as session:
+        strategy = strategy_of(experiment, len(session.shares.names))
+        with new_run(experiment, base, out, initial) as run:
+            return _carry_out(run, strategy, session, observer)
+
+
+def resume(path: Path, observer: Observer | None = None) -> Result:
+    """Go on with a run after its last whole round; a run that is finished stays as it is."""
+    with resumed_run(path) as run, _session(run.experiment, run.base) as session:
+        strategy = strategy_of(run.experiment, len(session.shares.names))
+        return _carry_out(run, strategy, session, observer)
+
+
+def replay(path: Path, out: Path | None = None, observer: Observer | None = None) -> Result:
+    """Do a recorded run again in a new folder: same nodes, placements, kernel variants, threads.
+
+    The weights come out equal bit by bit. Only whole rounds are repeated.
+    """
+    folder = RunFolder.existing(path)
+    with Store.read(folder.db) as store:
+        info, rounds, rows = store.run(), store.rounds(), store.node_rounds()
+        choices = store.choices()
+    if not rounds:
+        raise StoreError(f"{folder.db}: no round of this run is whole, so there is none to repeat")
+    recorded = recorded_experiment(info, folder.db)
+    federation = replace(recorded.federation, rounds=len(rounds))
+    experiment = replace(recorded, federation=federation)
+    took_part = {(r.round, r.partition) for r in rows if r.task == "train" and r.status == "ok"}
+    repeated = Choices({k: v for k, v in choices.items() if k in took_part}, all_rounds=True)
+    notes = [("replay", f"repeats {folder.path}"), *changed_versions(info.versions, versions())]
+    initial = None
+    if folder.initial.is_file():
+        model = build_model(experiment.model, f"{folder.db}: model")
+        initial = initial_parameters(folder, model, experiment.seed)
+    base = Path(info.base)
+    with _session(experiment, base) as session:
+        strategy = strategy_of(experiment, len(session.shares.names))
+        with new_run(experiment, base, out, initial, repeated, tuple(notes)) as run:
+            return _carry_out(run, strategy, session, observer)
+
+
+def _carry_out(run: Run, strategy: Strategy, session: Session, observer: Observer | None) -> Result:
+    watching = observer or Observer()
+    config = {"experiment": _text(run.experiment), "base": str(run.base)}
+    grid = InlineGrid(
+        app,
+        session.shares.names,
+        config,
+        on_start=lambda node_id: watching.node_started(grid.names[node_id]),
+    )
+    return run.carry_out(
+        strategy, grid, grid.names, session.shares.held_out, watching, grid.contexts
+    )
+
+
+@contextmanager
+def _session(experiment: Experiment, base: Path) -> Iterator[Session]:
+    """The session that the ClientApp of this process finds too.
+
+    It ends with the run: another run in this process must decide for itself where to train.
+    """
+    session_of.cache_clear()
+    session = session_of(_text(experiment), str(base.resolve()))
+    try:
+        yield session
+    finally:
+        session.close()
+        session_of.cache_clear()
+
+
+def _text(experiment: Experiment) -> str:
+    return json.dumps(experiment.to_dict())
