@@ -159,7 +159,7 @@ def predict(
     from server import inference
 
     get_backend(backend)
-    rows = inference.predict(inference.load_trained(path), data.load(source), backend)
+    rows = inference.predict(inference.load_trained(path), source, backend)
     shown = [[str(i), str(c), f"{p:.4f}"] for i, c, p in rows[:limit]]
     title = f"{path.name} on {source}: {len(shown)} of {len(rows)} examples"
     console.console().print(console.table(title, ["example", "class", "probability"], shown))

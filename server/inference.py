@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from client import backends, trainer
 from client.backends.base import Device, Program
-from client.data import Dataset, check_against, load
+from client.data import Dataset, check_against, load_inputs
 from client.errors import DataError, StoreError
 from client.model import Model, build_model
 from client.model.graph import Float32Array
@@ -86,14 +86,15 @@ def evaluate(trained: Trained, dataset: Dataset, backend: str) -> dict[str, Any]
     }
 
 
-def predict(trained: Trained, dataset: Dataset, backend: str) -> list[tuple[int, int, float]]:
-    """(example, class, probability) of each example."""
-    if dataset.x.shape[1:] != trained.model.input.shape:
+def predict(trained: Trained, source: str, backend: str) -> list[tuple[int, int, float]]:
+    """(example, class, probability) of each example of a data set, labelled or not."""
+    x = load_inputs(source)
+    if x.shape[1:] != trained.model.input.shape:
         raise DataError(
-            f"{dataset.source}: x: found examples of shape {dataset.x.shape[1:]}, "
+            f"{source}: x: found examples of shape {x.shape[1:]}, "
             f"the model {trained.model.name} needs {trained.model.input.shape}"
         )
-    logits = scores(trained, dataset.x, backend).astype(np.float64)
+    logits = scores(trained, x, backend).astype(np.float64)
     e = np.exp(logits - logits.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
     best = p.argmax(1)
@@ -109,8 +110,3 @@ def write_predictions(path: Path, rows: list[tuple[int, int, float]]) -> None:
             writer.writerows(rows)
     except OSError as e:
         raise StoreError(f"{path}: cannot be written: {e.strerror}") from None
-
-
-def load_data(source: str) -> Dataset:
-    """A data set by name or path, as in an experiment's data.source."""
-    return load(source)

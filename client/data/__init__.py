@@ -4,13 +4,14 @@ from client.data.dataset import Dataset
 from client.data.holdout import split_holdout, split_share
 from client.data.partition import partition
 from client.data.parts import WrittenPart, write_parts
-from client.data.sources import check_against, load
+from client.data.sources import check_against, load, load_inputs
 
 __all__ = [
     "Dataset",
     "WrittenPart",
     "check_against",
     "load",
+    "load_inputs",
     "partition",
     "split_holdout",
     "split_share",

@@ -26,7 +26,7 @@ def make_dataset(
     x: NDArray[Any], y: NDArray[Any], source: str, columns: Mapping[str, NDArray[Any]] | None = None
 ) -> Dataset:
     """A Dataset by the conversions above; DataError (naming ``source``) for what they leave out."""
-    x = _examples(x, f"{source}: x")
+    x = make_inputs(x, f"{source}: x")
     y = _labels(y, f"{source}: y")
     if len(x) != len(y):
         raise DataError(
@@ -36,7 +36,8 @@ def make_dataset(
     return Dataset(x, y, source, kept)
 
 
-def _examples(x: NDArray[Any], where: str) -> NDArray[Any]:
+def make_inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
+    """Examples alone, (n, *shape), by the conversions above; DataError naming ``where``."""
     if x.ndim < 2:
         raise DataError(
             f"{where}: found shape {x.shape}, needs (examples, *shape of an example), "

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.data.bounded import read_up_to, unpacked_limit
-from client.data.convert import make_dataset
+from client.data.convert import make_dataset, make_inputs
 from client.data.dataset import Dataset
 from client.errors import DataError
 
@@ -42,12 +42,20 @@ _DAMAGED = (
 def load_npz(path: Path) -> Dataset:
     """Examples ``x``, labels ``y`` and columns of a file; DataError in one line if it is unfit."""
     arrays = read_npz(path)
-    for key in ("x", "y"):
-        if key not in arrays:
-            found = ", ".join(sorted(arrays)) or "none"
-            raise DataError(f"{path}: no array '{key}', found: {found}; {SAVE_HINT}")
-    x, y = arrays.pop("x"), arrays.pop("y")
+    x, y = _take(arrays, "x", path), _take(arrays, "y", path)
     return make_dataset(x, y, str(path), arrays)
+
+
+def load_npz_inputs(path: Path) -> NDArray[Any]:
+    """Examples ``x`` alone, (n, *shape), whether or not the file has labels."""
+    return make_inputs(_take(read_npz(path), "x", path), f"{path}: x")
+
+
+def _take(arrays: dict[str, NDArray[Any]], key: str, path: Path) -> NDArray[Any]:
+    if key not in arrays:
+        found = ", ".join(sorted(arrays)) or "none"
+        raise DataError(f"{path}: no array '{key}', found: {found}; {SAVE_HINT}")
+    return arrays.pop(key)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

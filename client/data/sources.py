@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from client.data.dataset import Dataset
 from client.data.idx import IMAGES, load_folder, load_idx
-from client.data.npz import load_npz
+from client.data.npz import load_npz, load_npz_inputs
 from client.data.packaged import PACKAGED, load_packaged
 from client.errors import DataError, did_you_mean
 from client.model.graph import Model
@@ -37,6 +40,15 @@ def load(source: str, base: Path | None = None) -> Dataset:
         f"{path}: not a known kind of data file; allowed: .npz, *-images-idx3-ubyte[.gz], "
         "a folder with an IDX training pair"
     )
+
+
+def load_inputs(source: str, base: Path | None = None) -> NDArray[Any]:
+    """The examples alone, (n, *shape), of what ``load`` reads; an .npz file needs no labels."""
+    if source not in PACKAGED:
+        path = _find(source, base)
+        if path.suffix == ".npz" and not path.is_dir():
+            return load_npz_inputs(path)
+    return load(source, base).x
 
 
 def _find(source: str, base: Path | None) -> Path:
