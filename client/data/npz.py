@@ -42,20 +42,21 @@ _DAMAGED = (
 def load_npz(path: Path) -> Dataset:
     """Examples ``x``, labels ``y`` and columns of a file; DataError in one line if it is unfit."""
     arrays = read_npz(path)
-    x, y = _take(arrays, "x", path), _take(arrays, "y", path)
-    return make_dataset(x, y, str(path), arrays)
+    x, y = _get(arrays, "x", path), _get(arrays, "y", path)
+    columns = {name: array for name, array in arrays.items() if name not in ("x", "y")}
+    return make_dataset(x, y, str(path), columns)
 
 
 def load_npz_inputs(path: Path) -> NDArray[Any]:
     """Examples ``x`` alone, (n, *shape), whether or not the file has labels."""
-    return make_inputs(_take(read_npz(path), "x", path), f"{path}: x")
+    return make_inputs(_get(read_npz(path), "x", path), f"{path}: x")
 
 
-def _take(arrays: dict[str, NDArray[Any]], key: str, path: Path) -> NDArray[Any]:
+def _get(arrays: dict[str, NDArray[Any]], key: str, path: Path) -> NDArray[Any]:
     if key not in arrays:
         found = ", ".join(sorted(arrays)) or "none"
         raise DataError(f"{path}: no array '{key}', found: {found}; {SAVE_HINT}")
-    return arrays.pop(key)
+    return arrays[key]
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
