@@ -17,9 +17,13 @@ MIN_GROUP_S = 0.05
 MAX_STEPS = 4096
 """Bound on the steps of a group, however short a step is."""
 
+PAUSE_S = 0.2
+"""Rest before each group. OpenBLAS's idle worker threads go on spinning for some 0.13 s after a
+product and take the cores from whoever comes next: without the rest, PyTorch's step came out at
+two to ten times its time."""
+
 LEAD_IN_S = 0.02
-"""Untimed steps before each group: the caches are the rival's own again, and the idle worker
-threads of the other library (which spin for some 10 ms) have gone to sleep."""
+"""Untimed steps after the rest: caches and clock are as in the midst of training."""
 
 Run = Callable[[int], None]
 """Does a number of steps and waits until the last one is done."""
@@ -40,15 +44,21 @@ def steps_per_group(run: Run, clock: Callable[[], float] = time.perf_counter) ->
 
 
 def interleaved(
-    runs: Sequence[Run], groups: int, clock: Callable[[], float] = time.perf_counter
+    runs: Sequence[Run],
+    groups: int,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> list[list[float]]:
     """Seconds a step, for each rival and each of its ``groups`` groups, taken in turn."""
-    steps = [steps_per_group(run, clock) for run in runs]
+    steps = []
+    for run in runs:
+        sleep(PAUSE_S)
+        steps.append(steps_per_group(run, clock))
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(groups + 1):
         for run, count, taken in zip(runs, steps, times, strict=True):
-            lead_in = max(1, round(count * LEAD_IN_S / MIN_GROUP_S))
-            run(lead_in)
+            sleep(PAUSE_S)
+            run(max(1, round(count * LEAD_IN_S / MIN_GROUP_S)))
             step_s = _seconds(run, count, clock) / count
             if turn > 0:  # the first turn is warm-up: only now do the rivals share the machine
                 taken.append(step_s)

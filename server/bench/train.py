@@ -75,7 +75,7 @@ def bench_train(
 ) -> list[Row]:
     """Measure each model (a file, or a shipped one's name) at each batch size on each device.
 
-    ``backends``: None for all that work here, where one that does not is reported and left out;
+    ``backends``: None for all that work here, where one that does not is logged and left out;
     of those named, one that does not is a DeviceError. MissingExtraError without PyTorch, unless
     ``peer`` is False.
     """
@@ -87,7 +87,7 @@ def bench_train(
     if peer:
         import_torch()
     for note in notes():
-        progress(note)
+        log.warning("%s", note)
     rows: list[Row] = []
     for name in models:
         model = load_model(Path(name))
@@ -122,7 +122,7 @@ def _bench_one(
         rivals = [
             rival
             for pool in pools
-            for rival in _rivals(pool, model, examples, batch, progress, strict=bool(backends))
+            for rival in _rivals(pool, model, examples, batch, strict=bool(backends))
         ]
         runs: list[measure.Run] = [steps.run for _, steps in rivals]
         if peer:
@@ -145,7 +145,6 @@ def _rivals(
     model: Model,
     examples: Examples,
     batch: int,
-    progress: Callable[[str], None],
     strict: bool,
 ) -> list[tuple[DeviceInfo, OurSteps]]:
     rivals = []
@@ -156,9 +155,7 @@ def _rivals(
         except DeviceError as e:
             if strict:
                 raise
-            pool.refuse(info, e)
-    for event in pool.take_events():
-        progress(f"{event.kind}: {event.message}")
+            pool.refuse(info, e)  # says so in the log
     return rivals
 
 
@@ -246,35 +243,34 @@ def training_flops(model: Model) -> int:
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """The rows as a table."""
-    columns = ["model", "batch", "backend", "device", "ms a step", "quartiles", "PyTorch ms"]
-    columns += ["ratio", "transfer", "movement", "launches", "GFLOPS", "peak"]
+    """The rows as a table; its title names the devices, and PyTorch's threads."""
+    devices = dict.fromkeys((r.backend, r.device) for r in rows)
+    backends = [backend for backend, _ in devices]
+    columns = ["model", "batch", "device", "ms a step", "quartiles", "PyTorch ms", "ratio"]
+    columns += ["transfer", "ms", "movement", "ms", "launches", "GFLOPS", "peak"]
     cells = [
         [
             r.model,
             str(r.batch),
-            r.backend,
-            r.device,
+            r.backend if backends.count(r.backend) == 1 else f"{r.backend}: {r.device}",
             f"{r.step_ms:.2f}",
             f"{r.step_ms_quartiles[0]:.2f}-{r.step_ms_quartiles[1]:.2f}",
-            _number(r.torch_ms, "{:.2f}"),
-            _number(r.ratio_to_torch, "{:.2f}"),
-            _share(r.transfer_share, r.transfer_ms),
-            _share(r.movement_share, r.movement_ms),
+            _text(r.torch_ms, ".2f"),
+            _text(r.ratio_to_torch, ".2f"),
+            _text(r.transfer_share, ".1%"),
+            _text(r.transfer_ms, ".3f"),
+            _text(r.movement_share, ".1%"),
+            _text(r.movement_ms, ".3f"),
             str(r.launches),
             f"{r.gflops:.1f}",
             console.nbytes(r.peak_bytes),
         ]
         for r in rows
     ]
-    threads = next((r.torch_threads for r in rows if r.torch_threads is not None), None)
-    beside = f"; PyTorch with {threads} threads" if threads is not None else ""
-    return console.table(f"Time of a training step{beside}", columns, cells)
+    named = [f"{backend}: {device}" for backend, device in devices]
+    named += [f"PyTorch: {n} threads" for n in {r.torch_threads for r in rows} if n is not None]
+    return console.table(f"Time of a training step ({'; '.join(named)})", columns, cells)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
-
-
-def _share(share: float | None, ms: float | None) -> str:
-    return "–" if share is None else f"{share:.1%} ({ms:.2f} ms)"
+def _text(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
