@@ -1,0 +1,253 @@
+"""Small networks whose results in PyTorch are frozen, chosen to straddle tiles and vectors.
+
+Sizes lie at and around 1, 2, 5, 32 and 64 in features, channels and batch; the number of examples
+is never a multiple of the batch, so that the last batch of an epoch is a smaller one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.backends.base import Hyper
+from client.model import Model, build_model, initialise, load_model
+from client.random import generator
+
+FROZEN = Path(__file__).parent / "frozen"
+STEPS = 10
+
+HYPERS = {
+    "sgd": Hyper(lr=0.05),
+    "momentum": Hyper(lr=0.05, momentum=0.9),
+    "nesterov": Hyper(lr=0.05, momentum=0.9, nesterov=True),
+    "decay": Hyper(lr=0.05, momentum=0.9, weight_decay=0.01),
+    "proximal": Hyper(lr=0.05, momentum=0.9, proximal_mu=0.5),
+    "all": Hyper(lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01, proximal_mu=0.1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, its batch, the type of its data and the optimizers it is trained with."""
+
+    name: str
+    input: dict[str, Any]
+    layers: tuple[Any, ...]
+    batch: int
+    dtype: str = "float32"
+    hypers: tuple[str, ...] = ("momentum",)
+
+    @property
+    def model(self) -> Model:
+        mapping = {"name": self.name, "input": self.input, "layers": list(self.layers)}
+        return build_model(mapping, self.name)
+
+    @property
+    def path(self) -> Path:
+        return FROZEN / f"{self.name}.npz"
+
+    def data(self) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
+        """(x, y, orders): examples for two and a half batches, and the orders of STEPS steps."""
+        g = generator("frozen", self.name)
+        n = 2 * self.batch + (self.batch + 1) // 2
+        shape = (n, *self.model.input.shape)
+        if self.dtype == "uint8":
+            x: NDArray[Any] = g.integers(0, 256, shape, np.uint8)
+        else:
+            x = g.normal(size=shape).astype(np.float32)
+        y = g.integers(0, self.model.num_classes, n).astype(np.int32)
+        epochs = -(-STEPS // steps_per_epoch(n, self.batch))
+        return x, y, np.stack([g.permutation(n) for _ in range(epochs)]).astype(np.int32)
+
+
+def steps_per_epoch(n: int, batch: int) -> int:
+    """Batches in an epoch, the last, smaller one included."""
+    return -(-n // batch)
+
+
+def digest(params: NDArray[np.float32]) -> str:
+    """Hex digest of a buffer's bytes."""
+    return hashlib.blake2b(params.tobytes(), digest_size=16).hexdigest()
+
+
+def flat(features: int) -> dict[str, Any]:
+    return {"shape": [features]}
+
+
+def image(channels: int, height: int, width: int) -> dict[str, Any]:
+    return {"shape": [channels, height, width]}
+
+
+def linear(out_features: int, **more: Any) -> dict[str, Any]:
+    return {"type": "linear", "out_features": out_features, **more}
+
+
+def conv(out_channels: int, kernel_size: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "conv2d", "out_channels": out_channels, "kernel_size": kernel_size, **more}
+
+
+def maxpool(kernel_size: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "maxpool2d", "kernel_size": kernel_size, **more}
+
+
+def avgpool(kernel_size: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "avgpool2d", "kernel_size": kernel_size, **more}
+
+
+END = ("global_avgpool2d", linear(5))
+
+CASES = (
+    Case("linear_1_2_5", flat(1), (linear(2), "relu", linear(5)), 2, hypers=tuple(HYPERS)),
+    Case("linear_5_1_2", flat(5), (linear(1), "relu", linear(2)), 1),
+    Case("linear_31_32_33", flat(31), (linear(32), "relu", linear(33)), 33),
+    Case("linear_33_31_2", flat(33), (linear(31, bias=False), "relu", linear(2)), 31),
+    Case("linear_63_64_65", flat(63), (linear(64), "relu", linear(65)), 65),
+    Case("linear_65_63_32", flat(65), (linear(63), "relu", linear(32)), 63),
+    Case("linear_64_5", flat(64), (linear(5),), 64),
+    Case("conv_1x1", image(33, 5, 5), (conv(31, 1), "relu", *END), 5),
+    Case("conv_3x3", image(1, 8, 7), (conv(2, 3, padding=1), "relu", conv(5, 3), *END), 32),
+    Case("conv_31_33", image(3, 7, 6), (conv(31, 3, padding="same"), "relu", conv(33, 2), *END), 5),
+    Case("conv_32_64", image(2, 6, 6), (conv(32, 3), "relu", conv(64, 3, padding=1), *END), 2),
+    Case("conv_63_65", image(1, 5, 4), (conv(63, 2), "relu", conv(65, 1), *END), 33),
+    Case(
+        "conv_stride_dilation",
+        image(2, 17, 16),
+        (
+            conv(5, [3, 2], stride=[2, 1], padding=[2, 1], dilation=[1, 2], bias=False),
+            "relu",
+            conv(6, 3, stride=2, dilation=2, padding=3),
+            *END,
+        ),
+        5,
+    ),
+    Case(
+        "conv_same_even",
+        image(3, 9, 8),
+        (
+            conv(5, [4, 2], padding="same"),
+            "relu",
+            conv(4, [3, 4], padding="same", dilation=2),
+            *END,
+        ),
+        31,
+    ),
+    Case(
+        "maxpool_plain",
+        image(2, 11, 8),
+        (conv(5, 3, padding=1), maxpool(2), "relu", conv(33, 2), maxpool([2, 1]), *END),
+        5,
+    ),
+    Case(
+        "maxpool_overlap",
+        image(2, 10, 9),
+        (
+            conv(5, 3),
+            "relu",
+            maxpool(3, stride=2, padding=1),
+            conv(6, 1),
+            maxpool([3, 2], stride=1),
+            *END,
+        ),
+        32,
+    ),
+    Case(
+        "maxpool_gaps",
+        image(1, 13, 13),
+        (conv(3, 2), maxpool(2, stride=[3, 4], padding=[1, 0]), "flatten", linear(5)),
+        5,
+    ),
+    Case(
+        "avgpool",
+        image(2, 11, 9),
+        (
+            conv(5, 3),
+            avgpool([3, 2], stride=[2, 1], padding=1),
+            "relu",
+            conv(6, 1),
+            avgpool(2),
+            *END,
+        ),
+        31,
+    ),
+    Case(
+        "residual",
+        image(2, 8, 8),
+        (
+            conv(4, 3, padding=1),
+            "relu",
+            {"type": "residual", "body": [conv(4, 3, padding=1), "relu", conv(4, 3, padding=1)]},
+            "relu",
+            {
+                "type": "residual",
+                "body": [conv(6, 3, stride=2, padding=1), "relu", conv(6, 3, padding=1)],
+                "shortcut": [conv(6, 1, stride=2, bias=False)],
+            },
+            "relu",
+            *END,
+        ),
+        5,
+    ),
+    Case(
+        "bytes_one_channel",
+        {"shape": [1, 9, 9], "mean": [0.1307], "std": [0.3081]},
+        (conv(6, 5, padding=2), "relu", maxpool(2), conv(8, 3), "relu", "flatten", linear(10)),
+        32,
+        dtype="uint8",
+    ),
+    Case(
+        "bytes_channels",
+        {"shape": [3, 8, 8], "mean": [0.49, 0.48, 0.45], "std": [0.25, 0.24, 0.26]},
+        (conv(5, 3, padding=1), "relu", maxpool(2), "flatten", linear(33), "relu", linear(10)),
+        33,
+        dtype="uint8",
+        hypers=("all",),
+    ),
+    Case(
+        "floats_channels",
+        {"shape": [3, 6, 5], "mean": [0.1, -0.2, 0.3], "std": [0.5, 1.5, 2.0]},
+        ("flatten", linear(31), "relu", linear(64), "relu", linear(5)),
+        5,
+        hypers=("nesterov",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A shipped network trained for some epochs; only losses and final logits are frozen."""
+
+    name: str
+    batch: int = 24
+    examples: int = 64
+    epochs: int = 8
+    hyper: Hyper = HYPERS["momentum"]
+
+    @property
+    def model(self) -> Model:
+        return load_model(Path(self.name))
+
+    @property
+    def path(self) -> Path:
+        return FROZEN / f"trajectory_{self.name}.npz"
+
+    def params(self) -> NDArray[np.float32]:
+        return initialise(self.model, seed=7)
+
+    def data(self) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
+        """(x, y, orders): noisy images, each class around a picture of its own."""
+        g = generator("trajectory", self.name)
+        shape, classes = self.model.input.shape, self.model.num_classes
+        blocks = g.random((classes, 1, shape[1] // 4, shape[2] // 4)) < 0.3
+        pictures = blocks.repeat(4, axis=2).repeat(4, axis=3)
+        y = g.integers(0, classes, self.examples).astype(np.int32)
+        x = 160.0 * pictures[y] + g.integers(0, 96, (self.examples, *shape))
+        orders = [g.permutation(self.examples) for _ in range(self.epochs)]
+        return x.astype(np.uint8), y, np.stack(orders).astype(np.int32)
+
+
+TRAJECTORIES = (Trajectory("lenet5"), Trajectory("mlp"))

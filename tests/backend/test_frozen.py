@@ -1,0 +1,116 @@
+"""Every backend against results frozen from PyTorch (tests/peers/freeze_pytorch.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from client.backends.base import Device
+from tests.backend.cases import CASES, HYPERS, STEPS, TRAJECTORIES, Case, Trajectory, digest
+from tests.backend.harness import Subject, assert_tensors_close, numpy_device
+from tests.tolerance import assert_close
+
+Frozen = dict[str, NDArray[Any]]
+Subjects = Callable[[Case], tuple[Subject, Frozen]]
+
+
+def read(case: Case | Trajectory) -> Frozen:
+    with np.load(case.path) as file:
+        return {key: file[key] for key in file.files}
+
+
+@pytest.fixture(scope="module", params=["float32", "float64"])
+def any_device(request: pytest.FixtureRequest, device: Device) -> Device:
+    """Each device; numpy also in float64, which the gradient checks rest on."""
+    if request.param == "float64":
+        if device.info.backend != "numpy":
+            pytest.skip("float64 is for the reference only")
+        return numpy_device(np.float64)
+    return device
+
+
+@pytest.fixture(scope="module")
+def subjects(any_device: Device) -> Iterator[Subjects]:
+    """Each case's network, compiled once; its capacity is more than the case's batch."""
+    made: dict[str, tuple[Subject, Frozen]] = {}
+
+    def get(case: Case) -> tuple[Subject, Frozen]:
+        if case.name not in made:
+            frozen = read(case)
+            data = frozen["x"], frozen["y"], frozen["params"]
+            made[case.name] = Subject(any_device, case.model, case.batch + 3, *data), frozen
+        return made[case.name]
+
+    yield get
+    for subject, _ in made.values():
+        subject.release()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_first_batch(subjects: Subjects, case: Case) -> None:
+    subject, frozen = subjects(case)
+    subject.reset(frozen["orders"][0], case.batch)
+    grads = subject.gradients(case.batch)
+    logits = subject.program.take_output(case.batch)
+    metrics = subject.program.read_metrics()
+    assert_close("logits", logits, frozen["logits64"], frozen["logits32"])
+    largest = float(np.abs(frozen["logits64"]).max())
+    loss = np.asarray(metrics.loss_sum / metrics.count, logits.dtype)
+    assert_close("loss", loss, frozen["loss64"], frozen["loss32"], largest)
+    labels = frozen["y"][frozen["orders"][0][: case.batch]]
+    assert metrics.correct == np.count_nonzero(frozen["logits64"].argmax(axis=1) == labels)
+    assert_tensors_close(case.model, "gradient", grads, frozen["grads64"], frozen["grads32"])
+
+
+@pytest.mark.parametrize(
+    ("case", "hyper"),
+    [pytest.param(c, h, id=f"{c.name}-{h}") for c in CASES for h in c.hypers],
+)
+def test_ten_steps(subjects: Subjects, case: Case, hyper: str) -> None:
+    """Losses of ten steps and the parameters after them; epochs end with a smaller batch."""
+    subject, frozen = subjects(case)
+    subject.reset()
+    losses: list[float] = []
+    for order in frozen["orders"]:
+        subject.begin(order[: (STEPS - len(losses)) * case.batch], case.batch)
+        losses += subject.epoch(HYPERS[hyper])
+    assert len(losses) == STEPS
+    params = subject.program.download()
+    assert_close(
+        "losses",
+        np.array(losses, params.dtype),
+        frozen[f"{hyper}_losses64"],
+        frozen[f"{hyper}_losses32"],
+        float(np.abs(frozen["logits64"]).max()),
+    )
+    assert_tensors_close(
+        case.model, "parameters", params, frozen[f"{hyper}_params64"], frozen[f"{hyper}_params32"]
+    )
+
+
+@pytest.mark.parametrize("trajectory", TRAJECTORIES, ids=lambda t: t.name)
+def test_trajectory(any_device: Device, trajectory: Trajectory) -> None:
+    """A shipped network over more than twenty steps, and its logits after them."""
+    frozen, params = read(trajectory), trajectory.params()
+    assert digest(params) == frozen["digest"], "the seed gives other parameters than it did"
+    n = len(frozen["y"])
+    subject = Subject(any_device, trajectory.model, n, frozen["x"], frozen["y"], params)
+    losses: list[float] = []
+    for order in frozen["orders"]:
+        subject.begin(order, trajectory.batch)
+        losses += subject.epoch(trajectory.hyper)
+    assert len(losses) > 20
+    subject.begin(np.arange(n, dtype=np.int32))
+    subject.program.gather(0, n)
+    subject.program.forward(n, training=False)
+    logits = subject.program.take_output(n)
+    largest = float(np.abs(frozen["logits64"]).max())
+    found = np.array(losses, logits.dtype)
+    assert_close("losses", found, frozen["losses64"], frozen["losses32"], largest)
+    assert_close("logits", logits, frozen["logits64"], frozen["logits32"])
+    assert losses[-1] < losses[0] / 2
+    subject.release()
