@@ -1,0 +1,77 @@
+"""Small networks put together at random, on every device, against the float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client.backends.base import Device
+from client.errors import ModelError
+from client.model import Model
+from tests.backend.harness import Subject, assert_tensors_close, examples, network, numpy_device
+from tests.tolerance import assert_close
+
+SIZES = st.sampled_from([1, 2, 3, 5, 8, 17, 32, 33])
+PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(list)
+CONV = st.fixed_dictionaries(
+    {
+        "type": st.just("conv2d"),
+        "out_channels": SIZES,
+        "kernel_size": PAIR,
+        "stride": PAIR,
+        "padding": st.integers(0, 2),
+        "dilation": st.integers(1, 2),
+        "bias": st.booleans(),
+    }
+)
+POOL = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["maxpool2d", "avgpool2d"]),
+        "kernel_size": st.integers(2, 3),
+        "stride": st.integers(1, 3),
+        "padding": st.integers(0, 1),
+    }
+)
+RESIDUAL = st.just({"type": "residual", "body": ["relu", {"type": "dropout", "p": 0.5}]})
+IMAGE_LAYERS = st.one_of(CONV, POOL, RESIDUAL, st.just("relu"))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    """Layers on images, then linear ones; a layer that does not fit its input is left out."""
+    shape = [draw(st.integers(1, 3)), draw(st.integers(3, 11)), draw(st.integers(3, 11))]
+    end: list[Any] = [draw(st.sampled_from(["flatten", "global_avgpool2d"]))]
+    if draw(st.booleans()):
+        end += [{"type": "linear", "out_features": draw(SIZES)}, "relu"]
+    end.append({"type": "linear", "out_features": draw(SIZES)})
+    layers: list[Any] = []
+    for layer in draw(st.lists(IMAGE_LAYERS, min_size=1, max_size=4)):
+        try:
+            network(shape, *layers, layer, *end)
+        except ModelError:
+            continue
+        layers.append(layer)
+    return network(shape, *layers, *end)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(model=models(), count=st.sampled_from([1, 2, 5, 7]))
+def test_random_stack(device: Device, model: Model, count: int) -> None:
+    x, y = examples(model, 7)
+    results = []
+    for d in (device, numpy_device(np.float64), numpy_device(np.float32)):
+        subject = Subject(d, model, 7, x, y)
+        grads = subject.gradients(count)
+        results.append((subject.program.take_output(count), grads))
+        subject.release()
+    found, reference, peer = results
+    assert_close("logits", found[0], reference[0], peer[0])
+    assert_tensors_close(model, "gradient", found[1], reference[1], peer[1])
