@@ -198,10 +198,10 @@ class Checkpoints:
         return None, complaints
 
     def prune(self, rounds: Iterable[RoundInfo]) -> None:
-        """Remove all checkpoints but those of the last whole rounds."""
+        """Remove all checkpoints but those of the last whole rounds, and what a crash left."""
         newest = sorted(rounds, key=lambda r: r.round, reverse=True)[:KEPT]
         keep = {info.checkpoint for info in newest}
-        for path in self.folder.glob("round-*.safetensors"):
+        for path in (*self.folder.glob("round-*.safetensors"), *self.folder.glob(".*.tmp")):
             if path.name not in keep:
                 remove(path)
 

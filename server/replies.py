@@ -58,7 +58,11 @@ def payload_nbytes(message: Message) -> int:
     """Bytes of a message's records, as they go over the wire (without Flower's framing)."""
     if not message.has_content():
         return 0
-    return sum(record.count_bytes() for record in message.content.values())
+    # arrays count as they are; the rest is small, and Flower cannot count an empty text
+    return sum(
+        record.count_bytes() if isinstance(record, ArrayRecord) else len(record.deflate())
+        for record in message.content.values()
+    )
 
 
 def _check_metrics(content: RecordDict, task: str, record: NodeRecord) -> None:

@@ -278,7 +278,8 @@ class Rounds:
     def _aggregate_train(self, number: int, replies: list[Message]) -> tuple[Arrays, float]:
         """The new global parameters in float32, and the nodes' mean training loss."""
         try:
-            record, metrics = self.strategy.aggregate_train(number, replies)
+            with np.errstate(over="ignore", invalid="ignore"):  # found below, with its name
+                record, metrics = self.strategy.aggregate_train(number, replies)
         except AppExitException as e:
             raise RoundError(f"round {number}: aggregation failed: {e}") from None
         if record is None or metrics is None:
@@ -286,7 +287,7 @@ class Rounds:
         found = wire.record_to_arrays(record)
         arrays: Arrays = {}
         for p in self.model.params:
-            with np.errstate(over="ignore"):  # an overflow is found below, with its name
+            with np.errstate(over="ignore"):
                 arrays[p.name] = found[p.name].astype(np.float32)
             if not np.isfinite(arrays[p.name]).all():
                 raise RoundError(

@@ -204,18 +204,11 @@ class Store:
             raise StoreError(f"{path}: no such run: give the folder of a run, as in runs/NAME-TIME")
         with _complaints(path):
             db = _connect(path, mode)
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            found = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'run'").fetchone()
-            if found[0] == 0 or version == 0:
-                raise StoreError(f"{path}: is not a pocketfed run")
-            if version != SCHEMA_VERSION:
-                other = "a newer" if version > SCHEMA_VERSION else "an older"
-                raise StoreError(
-                    f"{path}: written by {other} pocketfed (schema {version}, "
-                    f"this one reads {SCHEMA_VERSION})"
-                )
-            if db.execute("SELECT count(*) FROM run").fetchone()[0] == 0:
-                raise StoreError(f"{path}: the run was killed as it started; start it anew")
+            try:
+                _check_schema(db, path)
+            except BaseException:
+                db.close()
+                raise
         return cls(path, db, None)
 
     def _begin(self, versions: dict[str, str], resumed_from_round: int | None) -> Store:
@@ -451,6 +444,21 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
     return db
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'run'").fetchone()[0]
+    if tables == 0 or version == 0:
+        raise StoreError(f"{path}: is not a pocketfed run")
+    if version != SCHEMA_VERSION:
+        other = "a newer" if version > SCHEMA_VERSION else "an older"
+        raise StoreError(
+            f"{path}: written by {other} pocketfed (schema {version}, "
+            f"this one reads {SCHEMA_VERSION})"
+        )
+    if db.execute("SELECT count(*) FROM run").fetchone()[0] == 0:
+        raise StoreError(f"{path}: the run was killed as it started; start it anew")
 
 
 @contextmanager

@@ -10,8 +10,10 @@ The keys are the parameters of Flower's constructors. Who takes part is not said
 from __future__ import annotations
 
 import inspect
+import logging
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,14 +102,26 @@ def build_strategy(
             f"{2 * malicious + 2} nodes in a round; here are {nodes_per_round}"
         )
     fraction = nodes_per_round / num_nodes
-    return known.cls(
-        fraction_train=fraction,
-        min_train_nodes=nodes_per_round,
-        fraction_evaluate=fraction if evaluate_nodes else 0.0,
-        min_evaluate_nodes=nodes_per_round if evaluate_nodes else 0,
-        min_available_nodes=nodes_per_round,
-        **values,
-    )
+    with _quiet():
+        return known.cls(
+            fraction_train=fraction,
+            min_train_nodes=nodes_per_round,
+            fraction_evaluate=fraction if evaluate_nodes else 0.0,
+            min_evaluate_nodes=nodes_per_round if evaluate_nodes else 0,
+            min_available_nodes=nodes_per_round,
+            **values,
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower's constructors warn on the terminal of what is meant: no evaluation on nodes."""
+    logger = logging.getLogger("flwr")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def parameters(name: str) -> dict[str, type]:
