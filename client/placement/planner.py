@@ -18,8 +18,6 @@ class Decision:
 def choose(names: list[str], measured: list[Measured]) -> Decision:
     """The device with the shortest round; the earlier one where two are equal."""
     index = min(range(len(measured)), key=lambda i: measured[i].round_s)
-    if len(measured) == 1:
-        return Decision(0, f"the only device that can train: {names[0]}")
     figures = ", ".join(
         f"{name} {m.round_s:.3f} s ({m.step_s * 1e3:.2f} ms a step)"
         for name, m in zip(names, measured, strict=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from client import random
 from client.backends.base import Device, DeviceData, Program
+from client.errors import DeviceError
 from client.model.graph import Float32Array
 from client.trainer import Task, batches
 
@@ -36,21 +37,36 @@ class Measured:
     round_s: float
 
 
-def measure(candidates: list[Candidate], params: Float32Array, task: Task) -> list[Measured]:
-    """Time real batches on each candidate, in turn; parameters are thrown away afterwards."""
+def measure(
+    candidates: list[Candidate], params: Float32Array, task: Task
+) -> list[Measured | DeviceError]:
+    """Time real batches on each candidate, in turn; parameters are thrown away afterwards.
+
+    A candidate that fails is left alone from then on and has its error in its place.
+    """
     times: list[list[tuple[float, float, float]]] = [[] for _ in candidates]
+    failed: dict[int, DeviceError] = {}
     for group in range(GROUPS + 1):
-        for candidate, taken in zip(candidates, times, strict=True):
-            figures = _group(candidate, params, task)
+        for i, candidate in enumerate(candidates):
+            if i in failed:
+                continue
+            try:
+                figures = _group(candidate, params, task)
+            except DeviceError as e:
+                failed[i] = e
+                continue
             if group > 0:  # the first one warms up: caches, pages, clocks
-                taken.append(figures)
-    steps = task.local_epochs * len(batches(candidates[0].data.num_examples, task.batch))
-    result = []
-    for taken in times:
-        step_s, upload_s, download_s = (statistics.median(t) for t in zip(*taken, strict=True))
-        round_s = upload_s + steps * step_s + download_s
-        result.append(Measured(step_s, upload_s, download_s, round_s))
-    return result
+                times[i].append(figures)
+    return [
+        failed[i] if i in failed else _measured(candidate, times[i], task)
+        for i, candidate in enumerate(candidates)
+    ]
+
+
+def _measured(c: Candidate, taken: list[tuple[float, float, float]], task: Task) -> Measured:
+    step_s, upload_s, download_s = (statistics.median(t) for t in zip(*taken, strict=True))
+    steps = task.local_epochs * len(batches(c.data.num_examples, task.batch))
+    return Measured(step_s, upload_s, download_s, upload_s + steps * step_s + download_s)
 
 
 def _group(c: Candidate, params: Float32Array, task: Task) -> tuple[float, float, float]:

@@ -37,8 +37,11 @@ class Devices:
             self._found = self._discover()
         left = [info for info in self._found if info.key not in self._refused]
         if not left:
-            reasons = "; ".join(f"{key}: {why}" for key, why in self._refused.items())
-            raise DeviceError(f"no device is left to train on: {reasons}")
+            refused = [f"{key}: {why}" for key, why in self._refused.items()]
+            raise DeviceError(
+                f"no device is left to train on (devices.backend: {self.config.backend}): "
+                f"{'; '.join(refused) or 'none was found'}"
+            )
         return left
 
     def find(self, key: str) -> DeviceInfo:
@@ -60,8 +63,8 @@ class Devices:
         program = self._programs.get((info.key, capacity))
         if program is None:
             program = device.compile(self.model.whole, capacity)
-            if info.backend != "numpy" and parity.check(device, program, self.model):
-                self.say("parity", f"{info.name}: {self.model.name} agrees with numpy")
+            if info.backend != "numpy":
+                self._check(info, device, program)
             self._programs[info.key, capacity] = program
         return device, program
 
@@ -89,16 +92,29 @@ class Devices:
         self._programs.clear()
         self._open.clear()
 
+    def _check(self, info: DeviceInfo, device: Device, program: Program) -> None:
+        try:
+            new = parity.check(device, program, self.model)
+        except DeviceError:
+            program.release()
+            raise
+        if new:
+            self.say("parity", f"{info.name}: {self.model.name} agrees with numpy")
+
     def _discover(self) -> list[DeviceInfo]:
         found: list[DeviceInfo] = []
         wanted = self.config.backend
         for name in backends.names() if wanted == "auto" else (wanted,):
             try:
-                found += backends.get(name).devices()
+                here = backends.get(name).devices()
             except DeviceError as e:
                 if wanted != "auto":
                     raise
                 self.say("fallback", f"{name} is not used: {e}")
+                continue
+            if not here and wanted == "auto":
+                self.say("fallback", f"{name} is not used: it found no device")
+            found += here
         part = self.config.device
         if part is not None:
             matching = [i for i in found if part.lower() in i.name.lower()]

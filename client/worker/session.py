@@ -134,25 +134,44 @@ class Session:
             kept = next((i for i in usable if i.key == node.chosen), None)
             if kept is not None:
                 return kept, node.reason
-        candidates, infos = [], []
+        candidates: dict[str, probe.Candidate] = {}
         for info in usable:
             try:
-                candidates.append(probe.Candidate(*self._ready(info, node, task.batch, clock)))
-                infos.append(info)
+                ready = self._ready(info, node, task.batch, clock)
+                candidates[info.key] = probe.Candidate(*ready)
             except DeviceError as e:
                 self._drop(node, info, e)
-        usable = self.devices.usable()  # raises if all were refused
+        infos = self.devices.usable()  # raises if all were refused
         with clock.phase("plan"):
+            if len(infos) > 1:
+                figures = self._measure(node, infos, candidates, params, task)
+                record.measured |= {key: asdict(f) for key, f in figures.items()}
+                infos = self.devices.usable()
             names = [_short_name(i, infos) for i in infos]
-            if len(infos) == 1:
-                forced = self.experiment.devices.backend != "auto"
-                why = "forced by devices.backend" if forced else "the only device that can train"
-                return infos[0], f"{why}: {names[0]}"
-            measured = probe.measure(candidates, params, task)
-            decision = planner.choose(names, measured)
-            for info, figures in zip(infos, measured, strict=True):
-                record.measured[info.key] = asdict(figures)
-            return infos[decision.index], decision.reason
+            if len(infos) > 1:
+                decision = planner.choose(names, [figures[i.key] for i in infos])
+                return infos[decision.index], decision.reason
+            forced = self.experiment.devices.backend != "auto"
+            why = "forced by devices.backend" if forced else "the only device that can train"
+            return infos[0], f"{why}: {names[0]}"
+
+    def _measure(
+        self,
+        node: Node,
+        infos: list[DeviceInfo],
+        candidates: dict[str, probe.Candidate],
+        params: Float32Array,
+        task: Task,
+    ) -> dict[str, probe.Measured]:
+        """Figures of each device by its key; one that fails meanwhile is refused."""
+        found = {}
+        measured = probe.measure([candidates[i.key] for i in infos], params, task)
+        for info, figures in zip(infos, measured, strict=True):
+            if isinstance(figures, DeviceError):
+                self._drop(node, info, figures)
+            else:
+                found[info.key] = figures
+        return found
 
     def _ready(
         self, info: DeviceInfo, node: Node, batch: int, clock: RoundClock, held_out: bool = False
