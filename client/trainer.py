@@ -65,6 +65,7 @@ def train(
     sampled = set(np.linspace(0, len(all_batches) - 1, SAMPLED_STEPS + 2, dtype=int)[1:-1])
     with clock.phase("upload"):
         program.upload(params)
+        program.read_metrics()  # forget what a round that was stopped left
         device.finish()
     with clock.phase("train"):
         for epoch in range(task.local_epochs):
