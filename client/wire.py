@@ -89,7 +89,7 @@ def unpack_task(message: Message, model: Model, train: TrainConfig) -> tuple[Tas
         ("kernels", kernels.digest(), "install the same pocketfed on both sides"),
         ("model", model.digest, "give both sides the same experiment"),
     ):
-        theirs = str(config[key])
+        theirs = str(config.get(key, "unknown"))
         if theirs != ours:
             raise MismatchError(
                 f"server and node differ in {key}: server {theirs}, node {ours}: {remedy}"
