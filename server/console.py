@@ -13,13 +13,18 @@ if TYPE_CHECKING:
 
 
 def console(stderr: bool = False) -> Console:
-    """Rich's console; on a terminal in colour, elsewhere plain and wide enough for our tables."""
+    """Rich's console; on a terminal in colour, elsewhere plain and wide enough for our tables.
+
+    Text is shown as it is: 'pip install pocketfed[server]' must not lose what looks like markup.
+    """
     try:
         from rich.console import Console
     except ImportError:
         raise MissingExtraError("rich", "server", "the command line") from None
-    found = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=160)
+    found = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not found.is_terminal:
+        found.width = 160
+    return found
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:

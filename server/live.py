@@ -48,16 +48,19 @@ class PlainLines(Observer):
     ) -> None:
         self._rounds = rounds
         resumed = f", from round {first_round}" if first_round > 1 else ""
-        self._out.print(f"{name}: {rounds} rounds, {len(partitions)} nodes{resumed}; {folder}")
+        self._line(f"{name}: {rounds} rounds, {len(partitions)} nodes{resumed}; {folder}")
 
     def node_failed(self, row: NodeRound) -> None:
-        self._out.print(f"round {row.round}: {row.partition}: {row.status}: {row.error}")
+        self._line(f"round {row.round}: {row.partition}: {row.status}: {row.error}")
 
     def round_finished(self, info: RoundInfo) -> None:
-        self._out.print(_round_line(info, self._rounds))
+        self._line(_round_line(info, self._rounds))
 
     def note(self, kind: str, message: str, partition: str | None = None) -> None:
-        self._out.print(f"{f'{partition}: ' if partition else ''}{kind}: {message}")
+        self._line(f"{f'{partition}: ' if partition else ''}{kind}: {message}")
+
+    def _line(self, text: str) -> None:
+        self._out.print(text, soft_wrap=True)
 
 
 def _round_line(info: RoundInfo, rounds: int) -> str:
@@ -126,7 +129,8 @@ class LiveView(PlainLines):
         node, record = self._nodes[row.partition], row.record
         node.state, node.phase = "done", ""
         if record is not None:
-            node.device = _device(str(record.device["backend"]), str(record.device["name"]))
+            placed = record.device.get("backend", "unknown"), record.device.get("name", "unknown")
+            node.device = _device(*map(str, placed))
             node.last = f"{console.seconds(record.wall_s)}, loss {record.loss:.4f}"
         self._refresh()
 
@@ -166,7 +170,7 @@ def summary(result: Result) -> None:
         nodes.setdefault(row.node, []).append(row)
     out = console.console()
     out.print(console.table(*_node_table(nodes)))
-    out.print(_slowest_line(nodes))
+    out.print(_slowest_line(nodes), soft_wrap=True)
     if result.final_accuracy is not None and result.final_loss is not None:
         out.print(
             f"accuracy {result.final_accuracy:.4f}, loss {result.final_loss:.4f} "
