@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client import backends, trainer
+from client import trainer
 from client.backends.base import Device, Program
+from client.config import DevicesConfig
 from client.data import Dataset, check_against, load_inputs
 from client.errors import DataError, StoreError
 from client.model import Model, build_model
 from client.model.graph import Float32Array
+from client.worker.devices import Devices
 from server.checkpoint import load_model_file
 
 BATCH = 256
@@ -40,14 +42,13 @@ def load_trained(path: Path) -> Trained:
 
 @contextmanager
 def _program(trained: Trained, backend: str) -> Iterator[tuple[Device, Program]]:
-    found = backends.get(backend)
-    device = found.open(found.devices()[0])
+    devices = Devices(DevicesConfig(backend), trained.model)
     try:
-        program = device.compile(trained.model.whole, BATCH)
+        device, program = devices.ready(devices.usable()[0], BATCH)  # checked against numpy
         program.upload(trained.params)
         yield device, program
     finally:
-        device.close()
+        devices.close()
 
 
 def scores(trained: Trained, x: NDArray[Any], backend: str) -> Float32Array:
