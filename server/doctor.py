@@ -94,6 +94,8 @@ def _devices() -> Iterator[Finding]:
             text, _, remedy = str(e).partition(": ")
             yield Finding(f"backend {name}", "odd", text, remedy)
             continue
+        if not found:
+            yield Finding(f"backend {name}", "odd", "no device found", "install a driver for it")
         for info in found:
             where = f"{info.name}; {info.platform}" if info.platform else info.name
             if info.driver:
