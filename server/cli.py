@@ -30,8 +30,14 @@ def run(arguments: list[str]) -> int:
             return app(arguments, prog_name="pocketfed", standalone_mode=False) or 0
         except click.exceptions.Abort:
             raise KeyboardInterrupt from None
-        except click.ClickException as e:
+        except click.exceptions.NoArgsIsHelpError as e:
             e.show()
+            return e.exit_code
+        except click.ClickException as e:
+            ctx = getattr(e, "ctx", None)
+            text = " ".join(e.format_message().split())
+            remedy = f": see {ctx.command_path} --help" if ctx else ""
+            print(f"pocketfed: error: {text.rstrip('.')}{remedy}", file=sys.stderr)  # noqa: T201
             return e.exit_code
         except click.exceptions.Exit as e:
             return e.exit_code
