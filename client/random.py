@@ -11,11 +11,17 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+_BORDER = "\x1f"
+
 
 def key64(*parts: str | int) -> int:
-    """64 bits from a key, by BLAKE2b."""
-    text = "\x1f".join(f"{type(p).__name__}:{p}" for p in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    """64 bits from a key, by BLAKE2b; parts differ by type and border, whatever they hold."""
+    text = _BORDER.join(
+        f"str:{p.replace(_BORDER, 2 * _BORDER)}" if isinstance(p, str) else f"int:{int(p)}"
+        for p in parts
+    )
+    data = text.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def generator(*parts: str | int) -> np.random.Generator:
