@@ -46,6 +46,11 @@ def batches(n: int, batch: int) -> list[tuple[int, int]]:
     return [(start, min(batch, n - start)) for start in range(0, n, batch)]
 
 
+def quiet() -> np.errstate:
+    """No warnings of numpy's own where numbers overflow: whoever reads the result checks it."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 def train(
     device: Device,
     program: Program,
@@ -67,7 +72,7 @@ def train(
         program.upload(params)
         program.read_metrics()  # forget what a round that was stopped left
         device.finish()
-    with clock.phase("train"):
+    with clock.phase("train"), quiet():
         for epoch in range(task.local_epochs):
             key = (task.seed, task.round, task.partition, epoch)
             program.begin_epoch(data, random.order(*key, n), task.batch, random.dropout_key(*key))
@@ -98,8 +103,9 @@ def evaluate(program: Program, data: DeviceData, batch: int) -> Metrics:
     """Loss and correct answers of the uploaded parameters over all of ``data``, in its order."""
     program.read_metrics()
     program.begin_epoch(data, np.arange(data.num_examples, dtype=np.int32), batch, 0)
-    for start, count in batches(data.num_examples, batch):
-        program.gather(start, count)
-        program.forward(count, training=False)
-        program.loss(count)
-    return program.read_metrics()
+    with quiet():
+        for start, count in batches(data.num_examples, batch):
+            program.gather(start, count)
+            program.forward(count, training=False)
+            program.loss(count)
+        return program.read_metrics()
