@@ -165,20 +165,31 @@ def _plain(value: Any) -> Any:
     return value
 
 
-PARTS = {"model": "models", "data": "data", "train": "train", "federation": "federations"}
-PARTS["devices"] = "devices"
+PARTS = {
+    "model": "models",
+    "data": "data",
+    "train": "train",
+    "federation": "federations",
+    "devices": "devices",
+}
+"""Parts of an experiment that may stand in files of their own, and the folder of shipped ones."""
 
 
 def load_experiment(path: Path, settings: tuple[str, ...] = ()) -> Experiment:
     """Read, compose, override and check an experiment file."""
     value = read_yaml(path)
     where = str(path)
-    for part, folder in PARTS.items():
-        if part in value:
-            value[part] = _compose(value[part], folder, path.parent, join(where, part))
+    _compose_parts(value, path.parent, where)
     for setting in settings:
         apply_setting(value, setting)
+        _compose_parts(value, path.parent, where)  # as in --set model=mlp
     return parse(Experiment, value, where)
+
+
+def _compose_parts(value: dict[str, Any], beside: Path, where: str) -> None:
+    for part, folder in PARTS.items():
+        if part in value:
+            value[part] = _compose(value[part], folder, beside, join(where, part))
 
 
 def _compose(value: Any, folder: str, beside: Path, where: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -48,6 +49,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # "<<: *name" brings keys that may be given again
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float | bool | None):
                 raise yaml.constructor.ConstructorError(
@@ -126,8 +129,8 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return parse(kind, value, where)
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ConfigError(f"{where}: found {value}, needs a finite number")
+        if not abs(value) <= sys.float_info.max:  # so is what is no number at all
+            raise ConfigError(f"{where}: found {describe(value)}, needs a finite number")
         return float(value)
     elif (kind is int and isinstance(value, int) and not isinstance(value, bool)) or (
         kind in (str, bool, type(None)) and isinstance(value, kind)
@@ -154,7 +157,8 @@ def parse(cls: type[T], value: Any, where: str) -> T:
     try:
         return cls(**kwargs)
     except ConfigError as e:
-        raise type(e)(f"{where}: {e}" if not str(e).startswith(where) else str(e)) from None
+        names_a_key = re.split(r"[.:]", str(e))[0] in fields  # as "batch: found 0, …" does
+        raise type(e)(join(where, str(e)) if names_a_key else f"{where}: {e}") from None
 
 
 def check_keys(value: Mapping[Any, Any], allowed: typing.Iterable[str], where: str) -> None:

@@ -26,7 +26,7 @@ from client.model.layers import LAYERS, Add, Layer, Shape
 
 def load_model(path: Path) -> Model:
     """A model from a file, or by the name of a shipped one."""
-    if not path.exists():
+    if not path.is_file():
         path = find_config(str(path), "models", path.parent, str(path))
     return build_model(read_yaml(path), str(path))
 
@@ -38,7 +38,7 @@ def build_model(value: dict[str, Any], where: str) -> Model:
         if key not in value:
             raise ConfigError(f"{where}: the key '{key}' is missing")
     if not isinstance(value["name"], str):
-        raise ConfigError(f"{where}.name: found {describe(value['name'])}, needs text")
+        raise ConfigError(f"{join(where, 'name')}: found {describe(value['name'])}, needs text")
     spec = parse(InputSpec, value["input"], join(where, "input"))
     builder = _Builder(spec.shape)
     layers = _list(value["layers"], join(where, "layers"))

@@ -72,15 +72,15 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
-            raise ModelError(f"input: shape: needs sizes of at least 1, found {self.shape}")
+            raise ModelError(f"shape: needs sizes of at least 1, found {self.shape}")
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.shape[0]):
                 raise ModelError(
-                    f"input: {key}: needs 1 value or one per channel ({self.shape[0]}), "
+                    f"{key}: needs 1 value or one per channel ({self.shape[0]}), "
                     f"found {len(values)}"
                 )
         if min(self.std) <= 0:
-            raise ModelError(f"input: std: must be positive, found {list(self.std)}")
+            raise ModelError(f"std: must be positive, found {list(self.std)}")
 
     def affine(self, dtype: np.dtype[np.generic]) -> tuple[Float32Array, Float32Array]:
         """(factor, shift), one value per channel each: ``x = raw * factor + shift``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, NamedTuple
 
-from client.errors import ModelError
+from client.errors import ModelError, did_you_mean
 
 Shape = tuple[int, ...]
 
@@ -115,6 +115,7 @@ class Conv2d(Layer):
                 raise ModelError(
                     f"conv2d: padding: found '{self.padding}', "
                     "allowed: a number, a pair, same, valid"
+                    f"{did_you_mean(self.padding, ('same', 'valid'))}"
                 )
             if self.padding == "same" and pair(self.stride) != (1, 1):
                 raise ModelError("conv2d: padding: 'same' needs stride 1")

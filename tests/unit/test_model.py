@@ -1,0 +1,308 @@
+"""Models from YAML: shapes, parameters, names, blocks, and what is said when one cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.errors import ConfigError, ModelError
+from client.model import InputSpec, Model, Segment, build_model, initialise, load_model
+from client.model.layers import AvgPool2d, Conv2d, Linear, MaxPool2d
+
+CONV = {"type": "conv2d", "out_channels": 4, "kernel_size": 3}
+BODY = [{**CONV, "padding": 1}, "relu", {**CONV, "padding": 1, "name": "second"}]
+
+
+def build(layers: list[Any], shape: list[int] | None = None, **spec: Any) -> Model:
+    mapping = {"name": "net", "input": {"shape": shape or [4, 8, 8], **spec}, "layers": layers}
+    return build_model(mapping, "net.yaml")
+
+
+def ended(*layers: Any) -> list[Any]:
+    """Layers on an image, with an end that every model needs."""
+    return [*layers, "flatten", {"type": "linear", "out_features": 3}]
+
+
+# -- shipped models ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "num_params", "flops"),
+    [
+        # 6·(25+1) + 16·(150+1) + 120·401 + 84·121 + 10·85
+        ("lenet5", 61_706, 2 * (25 * 6 * 784 + 150 * 16 * 100 + 400 * 120 + 120 * 84 + 840)),
+        # 200·785 + 200·201 + 10·201
+        ("mlp", 199_210, 2 * (784 * 200 + 200 * 200 + 200 * 10)),
+        # 32·26 + 64·801 + 2048·3137 + 62·2049
+        (
+            "femnist_cnn",
+            6_603_710,
+            2 * (25 * 32 * 784 + 800 * 64 * 196 + 3136 * 2048 + 2048 * 62),
+        ),
+    ],
+)
+def test_shipped_model(name: str, num_params: int, flops: int) -> None:
+    model = load_model(Path(name))
+    assert model.name == name
+    assert model.num_params == num_params == sum(p.size for p in model.params)
+    layers = [op for op in model.ops if op.params]
+    assert sum(op.layer.flops(model.tensors[op.inputs[0]]) for op in layers) == flops
+
+
+def test_shapes_of_lenet5() -> None:
+    model = load_model(Path("lenet5"))
+    assert model.tensors == (
+        (1, 28, 28),
+        *[(6, 28, 28)] * 2,
+        (6, 14, 14),
+        *[(16, 10, 10)] * 2,
+        (16, 5, 5),
+        (400,),
+        *[(120,)] * 2,
+        *[(84,)] * 2,
+        (10,),
+    )
+    assert [p.name for p in model.params[:3]] == ["conv1.weight", "conv1.bias", "conv2.weight"]
+    assert model.params[2].shape == (16, 6, 5, 5)
+    assert model.params[2].fan_in == 150
+    assert model.num_classes == 10
+
+
+# -- shapes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "y"),
+    [
+        (Conv2d(5, 3), (2, 9, 7), (5, 7, 5)),
+        (Conv2d(5, 3, padding=2), (2, 9, 7), (5, 11, 9)),
+        (Conv2d(5, (3, 2), stride=(2, 3), padding=(1, 0)), (2, 9, 7), (5, 5, 2)),
+        (Conv2d(5, 3, dilation=3), (2, 9, 7), (5, 3, 1)),
+        (Conv2d(5, (4, 2), padding="same", dilation=(1, 3)), (2, 9, 7), (5, 9, 7)),
+        (Conv2d(5, 9, padding="valid"), (2, 9, 9), (5, 1, 1)),
+        (MaxPool2d(2), (3, 7, 8), (3, 3, 4)),
+        (MaxPool2d(3, stride=2, padding=1), (3, 8, 7), (3, 4, 4)),
+        (AvgPool2d((1, 3), stride=1), (3, 7, 8), (3, 7, 6)),
+        (Linear(5), (7,), (5,)),
+    ],
+)
+def test_output_shape(layer: Any, x: tuple[int, ...], y: tuple[int, ...]) -> None:
+    assert layer.output_shape(x) == y
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "pads"),
+    [(3, 1, (1, 1, 1, 1)), ((4, 2), 1, (1, 2, 0, 1)), ((2, 3), (3, 2), (1, 2, 2, 2))],
+)
+def test_same_padding_puts_the_odd_row_last(kernel: Any, dilation: Any, pads: Any) -> None:
+    assert Conv2d(1, kernel, padding="same", dilation=dilation).pads == pads
+
+
+# -- graph, parameters, blocks ------------------------------------------------------------------
+
+
+def test_residual_block() -> None:
+    shortcut = [{**CONV, "kernel_size": 1, "bias": False}]
+    layers = [{"type": "residual", "name": "b", "body": BODY, "shortcut": shortcut}, "relu"]
+    model = build(ended(*layers))
+    assert [op.layer.kind for op in model.ops[:5]] == ["conv2d", "relu", "conv2d", "conv2d", "add"]
+    assert [p.name for p in model.params] == [
+        "b.body.0.weight",
+        "b.body.0.bias",
+        "b.second.weight",
+        "b.second.bias",
+        "b.shortcut.0.weight",
+        "3.weight",
+        "3.bias",
+    ]
+    add = model.ops[4]
+    assert (add.inputs, add.output) == ((3, 4), 5)
+    assert model.ops[3].inputs == (0,)
+    assert [op.block for op in model.ops] == [0, 0, 0, 0, 0, 1, 2, 3]
+    assert model.block_names == ("b", "1", "2", "3")
+
+
+def test_identity_shortcut_and_nesting() -> None:
+    inner = {"type": "residual", "body": ["relu"]}
+    model = build(ended({"type": "residual", "body": [{**CONV, "padding": 1}, inner]}))
+    assert [op.name for op in model.ops[:4]] == ["0.body.0", "0.body.1.body.0", "0.body.1", "0"]
+    assert model.ops[3].inputs == (model.ops[2].output, 0)
+
+
+def test_segments_own_contiguous_parameters() -> None:
+    model = load_model(Path("lenet5"))
+    blocks = len(model.block_names)
+    for cut in range(1, blocks):
+        first, last = Segment(model, 0, cut), Segment(model, cut, blocks)
+        assert first.num_params + last.num_params == model.num_params
+        assert first.output == last.input
+        flat = np.arange(model.num_params)
+        parts = [flat[first.param_slice], flat[last.param_slice]]
+        np.testing.assert_array_equal(np.concatenate(parts), flat)
+        assert (first.is_first, first.is_last) == (True, False)
+        assert (last.is_first, last.is_last) == (False, True)
+    assert (model.whole.is_first, model.whole.is_last) == (True, True)
+    for first_block, stop in ((0, 0), (-1, 2), (3, blocks + 1), (4, 3)):
+        with pytest.raises(ValueError, match="no blocks"):
+            Segment(model, first_block, stop)
+
+
+def test_views_and_flatten_are_inverse() -> None:
+    model = load_model(Path("mlp"))
+    flat = np.random.default_rng(0).normal(size=model.num_params).astype(np.float32)
+    views = model.views(flat)
+    assert views["fc1.weight"].shape == (200, 784)
+    assert np.shares_memory(views["fc1.weight"], flat)
+    np.testing.assert_array_equal(model.flatten(views, "test"), flat)
+
+
+def test_foreign_parameters_are_refused() -> None:
+    model = build(ended())
+    good = model.views(np.zeros(model.num_params, np.float32))
+    with pytest.raises(ModelError, match=r"m\.safetensors: .*missing \['1.bias'\].*\['bias'\]"):
+        model.flatten({"1.weight": good["1.weight"], "bias": good["1.bias"]}, "m.safetensors")
+    with pytest.raises(ModelError, match=r"1\.bias: found shape \(4,\).* has \(3,\)"):
+        model.flatten({**good, "1.bias": np.zeros(4, np.float32)}, "m.safetensors")
+
+
+def test_digest_tells_models_apart() -> None:
+    def digests(*changes: dict[str, Any]) -> set[str]:
+        return {build(ended({**CONV, **change})).digest for change in changes}
+
+    assert len(digests({}, {"padding": 1}, {"bias": False}, {"dilation": 2}, {"name": "c"})) == 5
+    assert len(digests({}, {})) == 1
+    assert build(ended(CONV), mean=[0.5]).digest != build(ended(CONV)).digest
+
+
+def test_input_normalisation() -> None:
+    spec = InputSpec((2, 3, 3), mean=(0.5, 0.25), std=(0.5, 2.0))
+    factor, shift = spec.affine(np.dtype(np.uint8))
+    np.testing.assert_allclose(255 * factor + shift, [1.0, 0.375], rtol=1e-6)
+    factor, shift = spec.affine(np.dtype(np.float32))
+    np.testing.assert_allclose(0.5 * factor + shift, [0.0, 0.125], rtol=1e-6, atol=1e-7)
+    assert [len(v) for v in InputSpec((4,)).affine(np.dtype(np.float32))] == [4, 4]
+
+
+def test_initial_parameters() -> None:
+    """Uniform within 1/sqrt(fan_in), from a stream for each name, equal for equal seeds."""
+    model = load_model(Path("mlp"))
+    flat = initialise(model, 3)
+    assert flat.dtype == np.float32
+    views = model.views(flat)
+    weight, bound = views["fc1.weight"], 1 / 28
+    assert np.abs(weight).max() <= np.float32(bound)
+    assert abs(weight.mean()) < 0.01 * bound
+    assert weight.std() == pytest.approx(bound / np.sqrt(3), rel=0.01)
+    np.testing.assert_array_equal(flat, initialise(model, 3))
+    assert (flat != initialise(model, 4)).mean() > 0.99
+    longer = build([{"type": "linear", "name": "more", "out_features": 2}], [3])
+    both = [{"type": "linear", "name": "first", "out_features": 3}]
+    both += [{"type": "linear", "name": "more", "out_features": 2}]
+    np.testing.assert_array_equal(
+        longer.views(initialise(longer, 0))["more.weight"],
+        build(both, [3]).views(initialise(build(both, [3]), 0))["more.weight"],
+    )
+
+
+# -- what is said when a model cannot be ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "parts"),
+    [
+        (["rellu"], ["layers[0].type", "'rellu'", "did you mean 'relu'"]),
+        ([{"type": "conv2"}], ["layers[0].type", "'conv2'", "did you mean 'conv2d'"]),
+        ([{"out_features": 3}], ["layers[0].type", "found nothing", "linear"]),
+        (["relu", 3], ["layers[1]", "found 3", "name of a layer"]),
+        ([{**CONV, "kernal_size": 3}], ["layers[0].kernal_size", "mean 'kernel_size'"]),
+        ([{"type": "conv2d", "kernel_size": 3}], ["layers[0]", "'out_channels' is missing"]),
+        ([{**CONV, "kernel_size": "3"}], ["layers[0].kernel_size", "'3'", "whole number"]),
+        ([{**CONV, "kernel_size": [3]}], ["layers[0].kernel_size", "[3]", "list of 2"]),
+        ([{**CONV, "kernel_size": 0}], ["layers[0]", "kernel_size", "at least 1", "0"]),
+        ([{**CONV, "stride": [1, 0]}], ["layers[0]", "stride", "at least 1"]),
+        ([{**CONV, "out_channels": True}], ["layers[0].out_channels", "True"]),
+        ([{**CONV, "padding": "sane"}], ["layers[0]", "padding", "did you mean 'same'"]),
+        ([{**CONV, "padding": -1}], ["layers[0]", "padding", "negative"]),
+        ([{**CONV, "padding": "same", "stride": 2}], ["layers[0]", "'same' needs stride 1"]),
+        (["relu", {**CONV, "kernel_size": 9}], ["layers[1]", "9x9", "(4, 8, 8)"]),
+        ([{"type": "maxpool2d", "kernel_size": 9}], ["layers[0]", "9x9", "larger"]),
+        ([{"type": "maxpool2d", "kernel_size": 2, "padding": 2}], ["layers[0]", "padding", "half"]),
+        ([{"type": "dropout", "p": 1}], ["layers[0]", "p", "[0, 1)"]),
+        ([{"type": "dropout", "p": "x"}], ["layers[0].p", "'x'", "a number"]),
+        ([{"type": "linear", "out_features": 3}], ["layers[0]", "flat", "put a flatten before"]),
+        (["flatten", CONV], ["layers[1]", "(channels, height, width)", "(256,)"]),
+        ([{**CONV, "name": "a.b"}], ["layers[0].name", "'a.b'", "without dots"]),
+        ([{**CONV, "name": 3}], ["layers[0].name", "found 3"]),
+        ([{**CONV, "name": "a"}, {**CONV, "name": "a"}], ["layers[1].name", "'a' stands twice"]),
+        (["relu"], ["last layer", "(4, 8, 8)", "linear"]),
+        (["flatten"], ["no parameters"]),
+        ([], ["last layer"]),
+        (["residual"], ["layers[0]", "'body'"]),
+        ([{"type": "residual", "body": []}], ["layers[0].body", "at least one"]),
+        ([{"type": "residual", "body": "relu"}], ["layers[0].body", "'relu'", "a list"]),
+        ([{"type": "residual", "body": ["relu", "relo"]}], ["layers[0].body[1].type", "'relu'"]),
+        ([{"type": "residual", "boby": ["relu"]}], ["layers[0]", "'body'"]),
+        ([{"type": "residual", "body": ["relu"], "x": 1}], ["layers[0].x", "unknown key"]),
+        ([{"type": "residual", "body": [CONV]}], ["layers[0]", "(4, 6, 6)", "(4, 8, 8)", "equal"]),
+    ],
+)
+def test_unfit_layers(layers: list[Any], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(layers)
+    message = str(caught.value)
+    assert message.startswith("net.yaml")
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ({"shape": []}, ["input.shape", "at least 1"]),
+        ({"shape": [3, 0, 2]}, ["input.shape", "at least 1"]),
+        ({"shape": [3, 2.5]}, ["input.shape[1]", "2.5", "whole number"]),
+        ({"shape": [3], "mean": [0.1, 0.2]}, ["input.mean", "one per channel (3)", "found 2"]),
+        ({"shape": [3], "std": [0.0]}, ["input.std", "positive"]),
+        ({"shape": [3], "std": []}, ["input.std", "found 0"]),
+        ({"shape": [3], "mean": [float("nan")]}, ["input.mean[0]", "finite"]),
+        ({"shape": [3], "sdt": [1.0]}, ["input.sdt", "did you mean 'std'"]),
+        ({}, ["input", "'shape' is missing"]),
+        (3, ["input", "found 3", "mapping"]),
+    ],
+)
+def test_unfit_input(spec: Any, parts: list[str]) -> None:
+    mapping = {"name": "net", "input": spec, "layers": [{"type": "linear", "out_features": 2}]}
+    with pytest.raises(ConfigError) as caught:
+        build_model(mapping, "net.yaml")
+    message = str(caught.value)
+    assert message.startswith("net.yaml: input")
+    for part in parts:
+        assert part in message
+
+
+def test_unfit_top_level() -> None:
+    good = {
+        "name": "net",
+        "input": {"shape": [3]},
+        "layers": [{"type": "linear", "out_features": 2}],
+    }
+    for key in good:
+        without = {k: v for k, v in good.items() if k != key}
+        with pytest.raises(ConfigError, match=f"net.yaml: the key '{key}' is missing"):
+            build_model(without, "net.yaml")
+    with pytest.raises(ConfigError, match=r"net.yaml: layer: unknown key; .* mean 'layers'"):
+        build_model({**good, "layer": []}, "net.yaml")
+    with pytest.raises(ConfigError, match=r"net.yaml: name: found 3, needs text"):
+        build_model({**good, "name": 3}, "net.yaml")
+
+
+def test_unknown_model_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^lenet: no file .*femnist_cnn.*did you mean 'lenet5'"):
+        load_model(Path("lenet"))
+    (tmp_path / "mlp").mkdir()
+    assert load_model(Path("mlp")).name == "mlp"
