@@ -40,7 +40,7 @@ def train(message: Message, context: Context) -> Message:
         session = _session(context)
         task, params = wire.unpack_task(message, session.model, session.experiment.train)
         recorded = wire.recorded_placement(message)
-        node = wire.identity(context)
+        node = wire.identity(context, session.shares)
     outcome, record = session.train(node.partition, node.path, params, task, recorded, clock)
     with clock.phase("encode"):
         content = wire.pack_trained(session.model, outcome)
@@ -56,10 +56,17 @@ def evaluate(message: Message, context: Context) -> Message:
     with clock.phase("decode"):
         session = _session(context)
         _, params = wire.unpack_task(message, session.model, session.experiment.train)
-        node = wire.identity(context)
+        node = wire.identity(context, session.shares)
     metrics, record = session.evaluate(node.partition, node.path, params, clock)
     with clock.phase("encode"):
         content = wire.pack_evaluated(metrics)
     record.set_timing(clock.stop())
     wire.add_record(content, record)
     return Message(content, reply_to=message)
+
+
+@app.query("who")
+def who(message: Message, context: Context) -> Message:
+    """Which share of the data this node holds: by these names a server samples and aggregates."""
+    name = wire.identity(context, _session(context).shares).partition
+    return Message(wire.pack_name(name), reply_to=message)

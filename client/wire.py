@@ -20,12 +20,16 @@ import kernels
 from client import __version__
 from client.backends.base import Hyper, Metrics
 from client.config import Experiment, TrainConfig
+from client.data.shares import Shares
 from client.errors import MismatchError
 from client.model.graph import Float32Array, Model
 from client.record import NodeRecord, Placement, placement_from_json
 from client.trainer import Outcome, Task
 
 ARRAYS, CONFIG, METRICS, RECORD = "arrays", "config", "metrics", "record"
+
+WHO = "query.who"
+"""Type of the message by which a server asks a node for the name of its share of the data."""
 
 
 def arrays_to_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -69,15 +73,25 @@ class Identity:
     path: Path | None
 
 
-def identity(context: Context) -> Identity:
-    """From the node's config: ``name`` and ``data``, or Flower's ``partition-id``."""
+def identity(context: Context, shares: Shares) -> Identity:
+    """From the node's config: ``name`` and ``data``, or Flower's ``partition-id`` of ``shares``."""
     config = context.node_config
     path = Path(str(config["data"])) if "data" in config else None
     if "name" in config:
         return Identity(str(config["name"]), path)
     if path is not None:
         return Identity(path.stem, path)
-    return Identity(f"partition {config['partition-id']}", None)
+    return Identity(shares.names[int(_number(config["partition-id"]))], None)
+
+
+def pack_name(name: str) -> RecordDict:
+    """The answer to ``WHO``: the name of the node's share of the data."""
+    return RecordDict({RECORD: ConfigRecord({"partition": name})})
+
+
+def unpack_name(content: RecordDict) -> str:
+    """The name in an answer to ``WHO``."""
+    return str(content[RECORD]["partition"])
 
 
 def unpack_task(message: Message, model: Model, train: TrainConfig) -> tuple[Task, Float32Array]:
