@@ -1,0 +1,234 @@
+"""The parity gate: what a broken driver does is noticed, named and remembered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kernels
+from client import parity
+from client.backends.base import Device, Program
+from client.errors import ParityError
+from client.model import Model, build_model
+from client.model.graph import Float32Array
+from tests import fakes
+from tests.fakes import Fake, Spoil
+
+BATCH = 8
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POCKETFED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def opened(fake: Fake, model: Model | None = None) -> tuple[Device, Program]:
+    device = fake.open(fake.devices()[0])
+    return device, device.compile((model or fakes.model()).whole, BATCH)
+
+
+def compare(spoil: Spoil | None) -> None:
+    device, program = opened(Fake("fake", spoil=spoil))
+    parity.compare(program, device, fakes.model())
+
+
+def views(model: Model, grads: Float32Array) -> dict[str, Float32Array]:
+    return model.views(grads)  # type: ignore[return-value]
+
+
+def test_numpy_agrees_with_itself() -> None:
+    compare(None)
+
+
+def test_rounding_in_another_order_is_no_fault() -> None:
+    def rounding(model: Model, grads: Float32Array, count: int) -> None:
+        noise = np.random.default_rng(0).uniform(-1, 1, grads.shape)
+        grads += (grads * noise * 1e-5).astype(np.float32)
+
+    compare(rounding)
+
+
+@pytest.mark.parametrize("name", [p.name for p in fakes.model().params])
+def test_zeros_in_any_one_gradient_are_refused_and_named(name: str) -> None:
+    def zeros(model: Model, grads: Float32Array, count: int) -> None:
+        views(model, grads)[name][...] = 0
+
+    with pytest.raises(ParityError, match=f"gradient of {name} at a batch of {BATCH}"):
+        compare(zeros)
+
+
+def test_a_wrong_column_of_one_matrix_is_refused() -> None:
+    def column(model: Model, grads: Float32Array, count: int) -> None:
+        weight = views(model, grads)["fc1.weight"]
+        weight[:, -1] = weight[:, 0]
+
+    with pytest.raises(ParityError, match=r"gradient of fc1\.weight .* shape \(8, 16\)"):
+        compare(column)
+
+
+def test_a_wrong_tile_is_refused() -> None:
+    def tile(model: Model, grads: Float32Array, count: int) -> None:
+        views(model, grads)["fc1.weight"][4:, 8:] *= 0.5
+
+    with pytest.raises(ParityError, match=r"gradient of fc1\.weight"):
+        compare(tile)
+
+
+def test_a_single_number_that_is_none_is_refused() -> None:
+    def nan(model: Model, grads: Float32Array, count: int) -> None:
+        grads[3] = np.nan
+
+    with pytest.raises(ParityError, match=r"differs from numpy by nan"):
+        compare(nan)
+
+
+def test_a_fault_of_small_batches_alone_is_refused() -> None:
+    """The full batch is right; where rows are left over, the last one is that of before."""
+
+    class StaleRow(fakes.FakeProgram):
+        def gather(self, start: int, count: int) -> None:
+            super().gather(start, count)
+            if count < self.capacity:
+                self._labels[count - 1] = (self._labels[count - 1] + 1) % 3
+
+    fake = Fake("fake")
+    device = fake.open(fake.devices()[0])
+    assert isinstance(device, fakes.FakeDevice)
+    program = StaleRow(fakes.model().whole, BATCH, device, fake)
+    with pytest.raises(ParityError, match=r"at a batch of 4"):
+        parity.compare(program, device, fakes.model())
+
+
+def test_a_wrong_update_is_refused() -> None:
+    class NoMomentum(fakes.FakeProgram):
+        def update(self, hyper):  # type: ignore[no-untyped-def]
+            super().update(replace(hyper, momentum=0.0))
+
+    fake = Fake("fake")
+    device = fake.open(fake.devices()[0])
+    assert isinstance(device, fakes.FakeDevice)
+    program = NoMomentum(fakes.model().whole, BATCH, device, fake)
+    with pytest.raises(ParityError, match="parameters after two steps"):
+        parity.compare(program, device, fakes.model())
+
+
+def test_the_message_names_device_driver_error_and_kernel() -> None:
+    def zeros(model: Model, grads: Float32Array, count: int) -> None:
+        views(model, grads)["fc2.weight"][...] = 0
+
+    device, program = opened(Fake("fake", spoil=zeros, driver="9.1"))
+    program.usage = replace(
+        program.usage, variants=(("fc1.backward", "gemm 4x4"), ("fc2.backward", "gemm 8x2"))
+    )
+    with pytest.raises(ParityError) as e:
+        parity.compare(program, device, fakes.model())
+    text = str(e.value)
+    assert text.startswith("fake device (")
+    assert "driver 9.1" in text
+    assert "differs from numpy by 1 of its norm (allowed 0.005)" in text
+    assert text.endswith("kernels fc2.backward: gemm 8x2")
+    assert "\n" not in text
+
+
+# -- what is kept ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the devices that were compared."""
+    done: list[str] = []
+    real = parity.compare
+
+    def counted(program: Program, device: Device, model: Model) -> None:
+        done.append(device.info.name)
+        real(program, device, model)
+
+    monkeypatch.setattr(parity, "compare", counted)
+    return done
+
+
+def check(fake: Fake, model: Model | None = None) -> bool:
+    device, program = opened(fake, model)
+    return parity.check(device, program, model or fakes.model())
+
+
+def test_a_pass_is_kept_on_disk(compared: list[str], cache: Path) -> None:
+    assert check(Fake("fake")) is True
+    assert len(list((cache / "parity").iterdir())) == 1
+    assert check(Fake("fake")) is False  # another device object: the file speaks
+    assert compared == ["fake device"]
+
+
+def test_a_failure_is_not_kept(compared: list[str], cache: Path) -> None:
+    def nan(model: Model, grads: Float32Array, count: int) -> None:
+        grads[...] = np.nan
+
+    for _ in range(2):
+        with pytest.raises(ParityError):
+            check(Fake("fake", spoil=nan))
+    assert len(compared) == 2
+    assert not (cache / "parity").exists()
+
+
+def test_another_driver_is_checked_anew(compared: list[str]) -> None:
+    assert check(Fake("fake", driver="1"))
+    assert check(Fake("fake", driver="2"))
+    assert len(compared) == 2
+
+
+def test_other_kernels_are_checked_anew(
+    compared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(Fake("fake"))
+    monkeypatch.setattr(kernels, "digest", lambda: "other kernels")
+    assert check(Fake("fake"))
+    assert len(compared) == 2
+
+
+def test_another_model_is_checked_anew(compared: list[str]) -> None:
+    layers = ["flatten", {"type": "linear", "name": "fc1", "out_features": 3}]
+    other = build_model({**fakes.MODEL, "layers": layers}, "other")
+    assert check(Fake("fake"))
+    assert check(Fake("fake"), other)
+    assert len(compared) == 2
+
+
+def test_other_variants_are_checked_anew(compared: list[str]) -> None:
+    device, program = opened(Fake("fake"))
+    assert parity.check(device, program, fakes.model())
+    program.usage = replace(program.usage, variants=(("fc1", "gemm 8x2"),))
+    assert parity.check(device, program, fakes.model())
+    assert len(compared) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    compared: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POCKETFED_CACHE", str(tmp_path / "file" / "cache"))
+    with caplog.at_level(logging.WARNING, "client.parity"):
+        assert check(Fake("fake")) is True
+    assert "parity is checked anew at each start" in caplog.text
+    assert check(Fake("fake")) is True  # indeed
+    assert len(compared) == 2
+
+
+def test_a_cache_that_may_not_be_entered_is_a_warning(
+    compared: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with caplog.at_level(logging.WARNING, "client.parity"):
+        assert check(Fake("fake")) is True
+    assert "cannot be read" in caplog.text
