@@ -130,6 +130,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         _at_least(0, seed=self.seed)
+        if self.seed >= 2**63:
+            raise ConfigError(f"seed: found {self.seed}, must be below 2^63")
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise ConfigError(
                 f"name: found {describe(self.name)}, allowed: letters, digits, '-', '_', '.'"

@@ -159,7 +159,6 @@ class Checkpoints:
             "strategy": encoder.value(state.strategy, "strategy"),
             "nodes": encoder.value(state.nodes, "node state"),
         }
-        # one key: safetensors writes several in no fixed order
         data = _to_safetensors(encoder.tensors, {"pocketfed-checkpoint": json.dumps(content)})
         name = f"round-{state.round:05d}.safetensors"
         write_durably(self.folder / name, data)
@@ -219,9 +218,9 @@ def save_model(
 
     Any safetensors reader reads the parameters; ``load_model_file`` also gives the mapping.
     """
-    own = {"pocketfed-model": json.dumps(dict(model)), "order": json.dumps(list(arrays))}
+    own = {**metadata, "model": dict(model), "order": list(arrays)}
     tensors = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    write_durably(path, _to_safetensors(tensors, {**metadata, **own}))
+    write_durably(path, _to_safetensors(tensors, {"pocketfed": json.dumps(own)}))
 
 
 def load_model_file(path: Path) -> tuple[dict[str, Any], Arrays]:
@@ -231,9 +230,9 @@ def load_model_file(path: Path) -> tuple[dict[str, Any], Arrays]:
     """
     arrays, metadata = _from_safetensors(read_bytes(path), path)
     try:
-        model = json.loads(metadata["pocketfed-model"])
-        return model, {name: arrays[name] for name in json.loads(metadata["order"])}
-    except (KeyError, ValueError):
+        own = json.loads(metadata["pocketfed"])
+        return own["model"], {name: arrays[name] for name in own["order"]}
+    except (KeyError, ValueError, TypeError):
         raise StoreError(
             f"{path}: does not say which model it holds: needs a file that pocketfed wrote"
         ) from None
@@ -245,6 +244,7 @@ def load_arrays(path: Path) -> Arrays:
 
 
 def _to_safetensors(tensors: Arrays, metadata: dict[str, str]) -> bytes:
+    """One key of metadata, no more: several would be written in an order that varies."""
     try:
         from safetensors.numpy import save
     except ModuleNotFoundError:

@@ -1,11 +1,9 @@
-"""run.db: what happened in a run, in SQLite. Rows are only ever inserted; triggers see to it.
+"""run.db: what happened in a run, in SQLite. Rows are only ever inserted (see server/schema.py).
 
 Each start or resume of a run is a session. What a node did is a row of ``node_rounds`` (its phases
 in ``phases``), written when its reply arrives; a row of ``rounds`` is written last, when a round
 is whole and its checkpoint lies on disk. So a round that was interrupted leaves its nodes' rows,
 and no row in ``rounds``. A round that was done again counts as its last session did it.
-
-Write-ahead logging with full synchronisation: a commit survives kill -9 and loss of power.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import os
 import socket
 import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,57 +22,7 @@ from typing import Any, Literal, Self
 from client.backends.base import Traffic
 from client.errors import StoreError
 from client.record import NodeRecord, Placement
-
-SCHEMA_VERSION = 1
-
-_TABLES = {
-    "run": """
-        id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL, experiment TEXT NOT NULL,
-        base TEXT NOT NULL, seed TEXT NOT NULL, versions TEXT NOT NULL, created_at TEXT NOT NULL""",
-    "sessions": """
-        id INTEGER PRIMARY KEY, started_at TEXT NOT NULL, resumed_from_round INTEGER,
-        host TEXT NOT NULL, pid INTEGER NOT NULL, versions TEXT NOT NULL, argv TEXT NOT NULL""",
-    "nodes": """
-        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
-        partition TEXT NOT NULL, node_id TEXT NOT NULL""",
-    "node_rounds": """
-        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
-        at TEXT NOT NULL, round INTEGER NOT NULL, partition TEXT NOT NULL, node_id TEXT NOT NULL,
-        task TEXT NOT NULL CHECK (task IN ('train', 'evaluate')),
-        status TEXT NOT NULL CHECK (status IN ('ok', 'failed', 'rejected', 'late')),
-        error TEXT, dispatch_to_reply_s REAL,
-        bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL,
-        num_examples INTEGER, loss REAL, accuracy REAL,
-        device TEXT, placement TEXT, reason TEXT, measured TEXT, wall_s REAL, unattributed_s REAL,
-        upload_nbytes INTEGER, download_nbytes INTEGER, compute_s REAL, transfer_s REAL,
-        copy_s REAL, sampled_steps INTEGER, launches INTEGER, peak_nbytes INTEGER""",
-    "phases": """
-        node_round INTEGER NOT NULL REFERENCES node_rounds (id), name TEXT NOT NULL,
-        duration_s REAL NOT NULL""",
-    "rounds": """
-        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
-        at TEXT NOT NULL, round INTEGER NOT NULL, loss REAL, accuracy REAL, train_loss REAL,
-        node_loss REAL, node_accuracy REAL, wall_s REAL NOT NULL, replies INTEGER NOT NULL,
-        checkpoint TEXT NOT NULL, checkpoint_sha256 TEXT NOT NULL""",
-    "events": """
-        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
-        at TEXT NOT NULL, round INTEGER, partition TEXT,
-        kind TEXT NOT NULL, message TEXT NOT NULL""",
-}
-
-
-def _schema() -> str:
-    parts = [f"CREATE TABLE {name} ({columns}) STRICT;" for name, columns in _TABLES.items()]
-    parts += [
-        f"CREATE TRIGGER {name}_no_{verb} BEFORE {verb} ON {name} "
-        f"BEGIN SELECT RAISE(ABORT, 'run.db is append-only'); END;"
-        for name in _TABLES
-        for verb in ("UPDATE", "DELETE")
-    ]
-    parts.append("CREATE INDEX node_rounds_by_round ON node_rounds (round, session);")
-    parts.append("CREATE INDEX phases_by_node_round ON phases (node_round);")
-    parts.append(f"PRAGMA user_version = {SCHEMA_VERSION};")
-    return "BEGIN;" + "".join(parts) + "COMMIT;"
+from server.schema import check_schema, complaints, connect, schema
 
 
 @dataclass(frozen=True)
@@ -178,10 +124,10 @@ class Store:
         """A new run.db with its first session; StoreError if there is one already."""
         if path.exists():
             raise StoreError(f"{path}: exists already; resume the run or choose another folder")
-        with _complaints(path):
-            db = _connect(path, "rwc")
+        with complaints(path):
+            db = connect(path, "rwc")
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(_schema())
+            db.executescript(schema())
         store = cls(path, db, None)
         columns = ("name", "experiment", "base", "seed", "versions", "created_at")
         store._insert("run", columns, _row(run))
@@ -202,10 +148,10 @@ class Store:
     def _open(cls, path: Path, mode: str) -> Store:
         if not path.is_file():
             raise StoreError(f"{path}: no such run: give the folder of a run, as in runs/NAME-TIME")
-        with _complaints(path):
-            db = _connect(path, mode)
+        with complaints(path):
+            db = connect(path, mode)
             try:
-                _check_schema(db, path)
+                check_schema(db, path)
             except BaseException:
                 db.close()
                 raise
@@ -281,7 +227,7 @@ class Store:
                 values[name] = getattr(record, name)
             for name in _TRAFFIC:
                 values[name] = record.traffic.get(name)
-        with _complaints(self.path), self._db:
+        with complaints(self.path), self._db:
             self._db.execute("BEGIN")
             number = self._execute("node_rounds", tuple(values), tuple(values.values()))
             if record is not None:
@@ -308,7 +254,7 @@ class Store:
         return (self._session, now(), row.round, row.partition, kind, message)
 
     def _insert(self, table: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> int:
-        with _complaints(self.path):
+        with complaints(self.path):
             return self._execute(table, columns, values)
 
     def _execute(self, table: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> int:
@@ -417,7 +363,7 @@ class Store:
         )
 
     def _select(self, sql: str) -> list[sqlite3.Row]:
-        with _complaints(self.path):
+        with complaints(self.path):
             return self._db.execute(sql).fetchall()
 
     def _from_json(self, text: str) -> Any:
@@ -434,44 +380,6 @@ _LAST = "id IN (SELECT max(id) FROM rounds GROUP BY round)"
 def now() -> str:
     """This moment in UTC, ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    db = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=10
-    )
-    db.row_factory = sqlite3.Row
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA foreign_keys = ON")
-    return db
-
-
-def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'run'").fetchone()[0]
-    if tables == 0 or version == 0:
-        raise StoreError(f"{path}: is not a pocketfed run")
-    if version != SCHEMA_VERSION:
-        other = "a newer" if version > SCHEMA_VERSION else "an older"
-        raise StoreError(
-            f"{path}: written by {other} pocketfed (schema {version}, "
-            f"this one reads {SCHEMA_VERSION})"
-        )
-    if db.execute("SELECT count(*) FROM run").fetchone()[0] == 0:
-        raise StoreError(f"{path}: the run was killed as it started; start it anew")
-
-
-@contextmanager
-def _complaints(path: Path) -> Iterator[None]:
-    """SQLite's errors as one line that names the file."""
-    try:
-        yield
-    except sqlite3.DatabaseError as e:
-        text = str(e)
-        remedy = ": free some space, then resume the run" if "full" in text else ""
-        damaged = type(e) is sqlite3.DatabaseError
-        what = "is damaged or no run" if damaged else "cannot be read or written"
-        raise StoreError(f"{path}: {what}: {text}{remedy}") from None
 
 
 def _json(value: object) -> str:

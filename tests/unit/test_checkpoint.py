@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 from collections.abc import Iterator
@@ -230,8 +231,10 @@ def test_a_model_file_comes_back(tmp_path: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as f:
-        assert f.metadata()["rounds"] == "10"
+        assert json.loads(f.metadata()["pocketfed"])["rounds"] == "10"
         assert sorted(f.keys()) == sorted(ARRAYS)
+    save_model(tmp_path / "again", MODEL, ARRAYS, {"rounds": "10"})
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("cut", [0, 4, 40, -1])

@@ -182,6 +182,19 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
         store.node_rounds(whole=False)
 
 
+def test_a_run_in_a_folder_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite makes no file beside it: as on a read-only disk, or in another user's folder."""
+    path = tmp_path / "run.db"
+    with Store.create(path, RUN) as store:
+        store.add_node_round(node_round(1, "a"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with Store.read(path) as store:
+        assert len(store.node_rounds(whole=False)) == 1
+        assert [p.name for p in tmp_path.iterdir()] == ["run.db"]
+
+
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     Store.create(path, RUN).close()
