@@ -92,7 +92,7 @@ def compare(
     """Show, device by device, where round time went."""
     from server import compare as comparison
 
-    rows = [row for run in runs for row in comparison.read_rounds(run)]
+    rows = comparison.read_runs(runs)
     console.console().print(comparison.render(rows, by))
     if csv is not None:
         comparison.write_csv(csv, rows)

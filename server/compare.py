@@ -76,11 +76,31 @@ class GroupRow:
     bytes_down: int
 
 
-def read_rounds(run: Path) -> list[RoundRow]:
+def read_runs(runs: Iterable[Path]) -> list[RoundRow]:
+    """The rows of several runs; each named by its folder, by its path where two are called alike.
+
+    A run that is given twice counts once.
+    """
+    paths = list(dict.fromkeys(_database(run).resolve() for run in runs))
+    folders = [path.parent for path in paths]
+    names = [folder.name for folder in folders]
+    return [
+        row
+        for path, folder in zip(paths, folders, strict=True)
+        for row in read_rounds(path, folder.name if names.count(folder.name) == 1 else str(folder))
+    ]
+
+
+def _database(run: Path) -> Path:
+    return run / "run.db" if run.is_dir() else run
+
+
+def read_rounds(run: Path, name: str | None = None) -> list[RoundRow]:
     """The rows of one run, from its folder or its run.db; StoreError if it has no whole round."""
-    path = run / "run.db" if run.is_dir() else run
+    path = _database(run)
+    shown = path.resolve().parent.name if name is None else name
     with Store.read(path) as store:
-        rows = [_round_row(path.parent.name, r) for r in store.node_rounds() if _trained(r)]
+        rows = [_round_row(shown, r) for r in store.node_rounds() if _trained(r)]
     if not rows:
         raise StoreError(f"{path}: no round of this run is complete yet")
     return rows
