@@ -3,6 +3,7 @@
 # make test       lint, types, quick tests
 # make test-slow  tests that start processes, kill them, or need PyTorch as a peer
 # make check      lint and types alone
+# make protocol   generate the device worker's protocol from its .proto
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 # an OpenCL from PyPI, where the system has no driver
 POCL ?= $(shell ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || echo "pyopencl[pocl]")
 
-.PHONY: demo setup test test-slow check clean
+.PHONY: demo setup test test-slow check protocol clean
 
 demo: $(STAMP)-demo
 	$(BIN)/pocketfed simulate configs/quickstart.yaml
@@ -42,6 +43,13 @@ $(STAMP)-demo: pyproject.toml | $(VENV)/bin/pip
 $(STAMP)-dev: pyproject.toml | $(VENV)/bin/pip
 	$(BIN)/pip install -q -e '.[dev]' $(if $(POCL),'$(POCL)')
 	touch $@ $(STAMP)-demo
+
+# by the generators whose output works with the oldest grpcio and protobuf that Flower admits
+protocol:
+	$(PYTHON) -m venv build/protocol
+	build/protocol/bin/pip install -q grpcio-tools==1.66.2 mypy-protobuf==3.6.0 'setuptools<81'
+	PATH=build/protocol/bin:$$PATH python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. \
+		--grpc_python_out=. --mypy_grpc_out=. client/worker/protocol/worker.proto
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -8,6 +8,7 @@ PocketfedError                     exit code 1
 ├── MismatchError                  two sides differ in version, kernels, parameters: exit code 2
 ├── DeviceError                    a compute device failed: build, memory, lost, wrong result
 │   └── ParityError                the device computes other numbers than the reference
+├── WorkerError                    the device worker cannot be reached, or ends again and again
 ├── TrainingError                  the training itself failed (NaN, nothing to train on)
 ├── RoundError                     a round or the whole run failed
 └── StoreError                     a run's folder, record or checkpoint cannot be read or written
@@ -67,6 +68,10 @@ class DeviceError(PocketfedError):
 
 class ParityError(DeviceError):
     """A device computes other numbers than the numpy reference."""
+
+
+class WorkerError(PocketfedError):
+    """The device worker cannot be reached, or no start of it survives a command."""
 
 
 class TrainingError(PocketfedError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 from client.backends.base import Traffic
-from client.errors import PocketfedError
-from client.fields import parse
+from client.errors import ConfigError, PocketfedError
+from client.fields import convert, describe, join, parse
 from client.timing import Timing
 
 
@@ -73,3 +74,41 @@ def placement_from_json(text: str) -> Placement:
     except (ValueError, TypeError, AttributeError, KeyError):
         raise PocketfedError(f"recorded placement: not readable: {text[:80]!r}") from None
     return parse(Placement, value, "recorded placement")
+
+
+def record_from_json(text: str) -> NodeRecord:
+    """A node's record from its JSON; ConfigError says what does not fit."""
+    where = "record"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{where}: is not JSON: {text[:60]!r}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
+    hints = typing.get_type_hints(NodeRecord)
+    names = [f.name for f in dataclasses.fields(NodeRecord)]
+    for name in names:
+        if name not in value:
+            raise ConfigError(f"{where}: the key '{name}' is missing")
+    events = value.pop("events")
+    if not isinstance(events, list):
+        raise ConfigError(f"{where}.events: found {describe(events)}, needs a list")
+    values = {n: convert(value[n], hints[n], f"{where}.{n}") for n in names if n != "events"}
+    for name in ("phases", "traffic"):
+        values[name] = _numbers(value[name], f"{where}.{name}")
+    unknown = set(values["traffic"]) - set(Traffic.__dataclass_fields__)
+    if unknown:
+        raise ConfigError(f"{where}.traffic: unknown {', '.join(sorted(unknown))}")
+    values["measured"] = {
+        key: _numbers(figures, f"{where}.measured.{key}")
+        for key, figures in value["measured"].items()
+    }
+    return NodeRecord(
+        events=[parse(Event, e, f"{where}.events[{i}]") for i, e in enumerate(events)], **values
+    )
+
+
+def _numbers(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
+    return {key: convert(v, float, join(where, key)) for key, v in value.items()}

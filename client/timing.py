@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 PHASES = (
     "decode",  # message -> arrays and task
+    "handover",  # to the device worker and back, waiting for it; nothing of its own work
     "plan",  # choosing the processor: measurements, prediction, decision
     "build",  # opening the device, compiling, parity check
     "data",  # bringing the node's data to memory and to the device
@@ -62,6 +63,19 @@ class RoundClock:
         finally:
             self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
             self._open = None
+
+    def absorb(self, call_s: float, there: Timing) -> None:
+        """Add a call to another process, which took ``call_s`` here and measured itself there.
+
+        Its phases become phases of this round, what it could not attribute stays unattributed,
+        and the rest of the call is ``handover``. Durations alone are used, no points in time.
+        """
+        if self._open is not None:
+            raise RuntimeError(f"a call inside phase {self._open!r}: phases are disjoint")
+        for name, seconds in (*there.phases.items(), ("handover", call_s - there.wall_s)):
+            if name not in PHASES:
+                raise ValueError(f"unknown phase {name!r}")
+            self.phases[name] = self.phases.get(name, 0.0) + seconds
 
     def stop(self) -> Timing:
         """The timing from ``start_s`` until now."""

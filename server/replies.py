@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import typing
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from client.backends.base import Traffic
 from client.errors import ConfigError, PocketfedError
-from client.fields import convert, describe, join, parse
-from client.record import Event, NodeRecord
+from client.fields import describe
+from client.record import NodeRecord, record_from_json
 from client.wire import ARRAYS, METRICS, RECORD
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -125,41 +120,3 @@ def _record(content: RecordDict, partition: str) -> NodeRecord:
             f"record.partition: found '{record.partition}', this node is '{partition}'"
         )
     return record
-
-
-def record_from_json(text: str) -> NodeRecord:
-    """A node's record from its JSON; ConfigError says what does not fit."""
-    where = "record"
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{where}: is not JSON: {text[:60]!r}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
-    hints = typing.get_type_hints(NodeRecord)
-    names = [f.name for f in fields(NodeRecord)]
-    for name in names:
-        if name not in value:
-            raise ConfigError(f"{where}: the key '{name}' is missing")
-    events = value.pop("events")
-    if not isinstance(events, list):
-        raise ConfigError(f"{where}.events: found {describe(events)}, needs a list")
-    values = {n: convert(value[n], hints[n], f"{where}.{n}") for n in names if n != "events"}
-    for name in ("phases", "traffic"):
-        values[name] = _numbers(value[name], f"{where}.{name}")
-    unknown = set(values["traffic"]) - set(Traffic.__dataclass_fields__)
-    if unknown:
-        raise ConfigError(f"{where}.traffic: unknown {', '.join(sorted(unknown))}")
-    values["measured"] = {
-        key: _numbers(figures, f"{where}.measured.{key}")
-        for key, figures in value["measured"].items()
-    }
-    return NodeRecord(
-        events=[parse(Event, e, f"{where}.events[{i}]") for i, e in enumerate(events)], **values
-    )
-
-
-def _numbers(value: Any, where: str) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
-    return {key: convert(v, float, join(where, key)) for key, v in value.items()}

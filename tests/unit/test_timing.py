@@ -85,3 +85,23 @@ def test_a_timing_does_not_change_afterwards(ticks: Ticks) -> None:
     with clock.phase("train"):
         ticks.now_s += 1
     assert first.phases == {}
+
+
+def test_a_call_to_another_process_is_its_phases_and_the_handover(ticks: Ticks) -> None:
+    clock = ticks.round_clock()
+    with clock.phase("decode"):
+        ticks.now_s += 1.0
+    ticks.now_s += 10.0
+    clock.absorb(10.0, Timing(8.0, {"decode": 0.5, "train": 7.0}))
+    result = clock.stop()
+    assert result.phases == {"decode": 1.5, "train": 7.0, "handover": 2.0}
+    assert result.wall_s == 11.0
+    assert result.unattributed_s == 0.5  # what the other process could not attribute
+
+
+def test_a_call_is_not_inside_a_phase_and_its_phases_are_known() -> None:
+    clock = RoundClock()
+    with clock.phase("train"), pytest.raises(RuntimeError, match="inside phase 'train'"):
+        clock.absorb(1.0, Timing(1.0, {}))
+    with pytest.raises(ValueError, match="'sleep'"):
+        clock.absorb(1.0, Timing(1.0, {"sleep": 1.0}))

@@ -1,0 +1,18 @@
+"""How ClientApps, the broker and the device worker talk: see worker.proto.
+
+The modules ``worker_pb2`` and ``worker_pb2_grpc`` are generated (``make protocol``).
+"""
+
+from __future__ import annotations
+
+PROTOCOL = 1
+"""Raised with each change that an older side would misunderstand; both sides must have the same."""
+
+TOKEN_KEY = "pocketfed-token"
+"""Metadata of every call: the token of this start of the broker."""
+
+ADDRESS_VARIABLE = "POCKETFED_BROKER"
+"""Environment of a ClientApp: the broker's address, in gRPC's form, as unix:/run/…/broker."""
+
+TOKEN_VARIABLE = "POCKETFED_BROKER_TOKEN_FILE"
+"""Environment of a ClientApp and of the worker: the file that holds the token."""
