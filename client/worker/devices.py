@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from client import backends, parity
@@ -14,17 +16,22 @@ from client.record import Event
 
 log = logging.getLogger(__name__)
 
+on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", default=None)
+"""Told the name of a backend before it is asked to work, where somebody watches this process."""
+
 
 @dataclass
 class Devices:
     """Devices that the experiment allows, in order of discovery.
 
     A device that fails is refused from then on, with the reason; what is refused or falls back is
-    logged, and handed out once by ``take_events`` for the node's record.
+    logged, and handed out once by ``take_events`` for the node's record. ``excluded``: backends
+    that must not even be asked for their devices, and why.
     """
 
     config: DevicesConfig
     model: Model
+    excluded: Mapping[str, str] = field(default_factory=dict)
     _open: dict[str, Device] = field(default_factory=dict)
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
@@ -37,7 +44,7 @@ class Devices:
             self._found = self._discover()
         left = [info for info in self._found if info.key not in self._refused]
         if not left:
-            refused = [f"{key}: {why}" for key, why in self._refused.items()]
+            refused = [f"{k}: {why}" for k, why in {**self.excluded, **self._refused}.items()]
             raise DeviceError(
                 f"no device is left to train on (devices.backend: {self.config.backend}): "
                 f"{'; '.join(refused) or 'none was found'}"
@@ -50,13 +57,15 @@ class Devices:
         for info in usable:
             if info.key == key:
                 return info
+        why = self._refused.get(key) or self.excluded.get(key.partition("|")[0])
         raise DeviceError(
             f"the recorded device is not here: {key}; here: {', '.join(i.key for i in usable)}"
-            + (f" (refused: {self._refused[key]})" if key in self._refused else "")
+            + (f" (refused: {why})" if why else "")
         )
 
     def ready(self, info: DeviceInfo, capacity: int) -> tuple[Device, Program]:
         """The opened device and a program that passed the parity gate; DeviceError if not."""
+        _tell(info.backend)
         device = self._open.get(info.key)
         if device is None:
             device = self._open[info.key] = backends.get(info.backend).open(info)
@@ -105,6 +114,10 @@ class Devices:
         found: list[DeviceInfo] = []
         wanted = self.config.backend
         for name in backends.names() if wanted == "auto" else (wanted,):
+            if name in self.excluded:
+                self.say("fallback", f"{name} is not used: {self.excluded[name]}")
+                continue
+            _tell(name)
             try:
                 here = backends.get(name).devices()
             except DeviceError as e:
@@ -118,10 +131,16 @@ class Devices:
         part = self.config.device
         if part is not None:
             matching = [i for i in found if part.lower() in i.name.lower()]
-            if not matching:
+            if not matching and not self.excluded:
                 raise ConfigError(
                     f"devices.device: found '{part}', "
                     f"here: {', '.join(i.name for i in found) or 'none'}"
                 )
             return matching
         return found
+
+
+def _tell(backend: str) -> None:
+    listener = on_backend.get()
+    if listener is not None:
+        listener(backend)

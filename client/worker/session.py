@@ -6,9 +6,10 @@ federation, which share the process and its devices but neither data nor measure
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from client import trainer
 from client.backends.base import Device, DeviceData, DeviceInfo, Metrics, Program, Traffic
@@ -34,14 +35,46 @@ class Node:
     loaded: dict[tuple[str, bool], DeviceData] = field(default_factory=dict)
 
 
-class Session:
-    """See the module. ``base`` is the folder that relative paths of the experiment start from."""
+class NodeSession(Protocol):
+    """What a ClientApp needs of a session, whether it works in its process or in a worker's."""
 
-    def __init__(self, experiment: Experiment, base: Path) -> None:
+    experiment: Experiment
+    model: Model
+    shares: Shares
+
+    def train(
+        self,
+        partition: str,
+        path: Path | None,
+        params: Float32Array,
+        task: Task,
+        recorded: Placement | None,
+        clock: RoundClock,
+    ) -> tuple[Outcome, NodeRecord]:
+        """See ``Session.train``."""
+
+    def evaluate(
+        self, partition: str, path: Path | None, params: Float32Array, clock: RoundClock
+    ) -> tuple[Metrics, NodeRecord]:
+        """See ``Session.evaluate``."""
+
+    def close(self) -> None:
+        """Give devices and data back."""
+
+
+class Session:
+    """See the module. ``base`` is the folder that relative paths of the experiment start from.
+
+    ``excluded``: backends that must not be used, and why.
+    """
+
+    def __init__(
+        self, experiment: Experiment, base: Path, excluded: Mapping[str, str] | None = None
+    ) -> None:
         self.experiment = experiment
         self.model: Model = build_model(experiment.model, f"{experiment.name}: model")
         self.shares = Shares(experiment, self.model, base)
-        self.devices = Devices(experiment.devices, self.model)
+        self.devices = Devices(experiment.devices, self.model, excluded or {})
         self._nodes: dict[str, Node] = {}
 
     def train(
