@@ -158,7 +158,14 @@ CASES = (
     Case(
         "maxpool_gaps",
         image(1, 13, 13),
-        (conv(3, 2), maxpool(2, stride=[3, 4], padding=[1, 0]), "flatten", linear(5)),
+        (
+            conv(3, 2),
+            maxpool(2, stride=[3, 4], padding=[1, 0]),
+            conv(4, 1),
+            maxpool([2, 3], stride=[2, 1], padding=[0, 1]),
+            "flatten",
+            linear(5),
+        ),
         5,
     ),
     Case(
@@ -179,7 +186,7 @@ CASES = (
         image(2, 8, 8),
         (
             conv(4, 3, padding=1),
-            "relu",
+            {"type": "residual", "body": ["relu", conv(4, 3, padding=1)]},
             {"type": "residual", "body": [conv(4, 3, padding=1), "relu", conv(4, 3, padding=1)]},
             "relu",
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -341,6 +342,26 @@ def test_unfit_data_is_refused(device: Device, x: np.ndarray, y: list[int], mess
         )
     assert "\n" not in str(caught.value)
     program.release()
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}],
+    ids=["2x2", "3x3 overlapping"],
+)
+def test_first_of_equal_values_gets_the_gradient(device: Device, pool: dict[str, Any]) -> None:
+    """A convolution that gives the same everywhere: its dW tells where pooling sent gradients."""
+    conv = {"type": "conv2d", "out_channels": 2, "kernel_size": 3, "padding": 1}
+    layers = [conv, {"type": "maxpool2d", **pool}, "flatten", {"type": "linear", "out_features": 5}]
+    model = network([1, 7, 8], *layers)
+    params = np.random.default_rng(2).normal(size=model.num_params).astype(np.float32)
+    params[:18] = 0
+    results = []
+    for d in (device, numpy_device(np.float64), numpy_device(np.float32)):
+        subject = Subject(d, model, 5, *examples(model, 5), params)
+        results.append(subject.gradients(5))
+        subject.release()
+    assert_tensors_close(model, "gradient", *results)
 
 
 def test_sampled_steps_are_timed(device: Device, subject: Subject) -> None:

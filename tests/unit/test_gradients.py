@@ -54,6 +54,10 @@ CASES: dict[str, tuple[list[int], Any]] = {
         [2, 6, 5],
         {"type": "maxpool2d", "kernel_size": 3, "stride": 2, "padding": 1},
     ),
+    "maxpool2d_overlap_columns": (
+        [1, 4, 6],
+        {"type": "maxpool2d", "kernel_size": [2, 3], "stride": [2, 1]},
+    ),
     "maxpool2d_gaps": (
         [1, 8, 8],
         {"type": "maxpool2d", "kernel_size": 2, "stride": 3, "padding": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from client.backends import get
 from client.backends.numpy import plan
 from client.backends.numpy.device import NumpyDevice
+from client.backends.numpy.ops.elementwise import ReLU
 from client.errors import DeviceError
 from client.model import Model, build_model
 
@@ -75,3 +77,25 @@ def test_work_out_of_order_is_refused() -> None:
     program.backward(4)
     with pytest.raises(ValueError, match="own input"):
         program.take_input_grad(4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shared"),
+    [
+        (["conv", "relu"], True),
+        (["pool", "relu"], False),  # pooling looks at its output again
+        (["relu"], False),  # the network's input
+        (["conv", {"type": "residual", "body": ["relu"]}], False),  # two readers
+    ],
+)
+def test_relu_overwrites_only_what_nobody_reads_again(layers: list[Any], shared: bool) -> None:
+    known = {
+        "conv": {"type": "conv2d", "out_channels": 2, "kernel_size": 2},
+        "pool": {"type": "maxpool2d", "kernel_size": 2},
+    }
+    full = [known.get(layer, layer) if isinstance(layer, str) else layer for layer in layers]
+    end = ["flatten", {"type": "linear", "out_features": 2}]
+    mapping = {"name": "net", "input": {"shape": [1, 4, 4]}, "layers": [*full, *end]}
+    program = NumpyDevice(INFO).compile(build_model(mapping, "net").whole, 3)
+    (relu,) = (f for f in program._plan(3).forward if isinstance(f, ReLU))
+    assert np.shares_memory(relu.t.x[0], relu.t.y) == shared
