@@ -54,10 +54,10 @@ class RoundClock:
         if self._open is not None:
             raise RuntimeError(f"phase {name!r} inside phase {self._open!r}: phases are disjoint")
         self._open = name
+        began = time.perf_counter()
         listener = on_phase.get()
         if listener is not None:
             listener(name)
-        began = time.perf_counter()
         try:
             yield
         finally:
