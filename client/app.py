@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,21 +14,29 @@ from client import wire
 from client.config import Experiment
 from client.fields import parse
 from client.timing import RoundClock
-from client.worker.session import Session
+from client.worker.protocol import ADDRESS_VARIABLE, read_token
+from client.worker.session import NodeSession, Session
 
 app = ClientApp()
 
 
 @lru_cache(maxsize=1)
-def session_of(experiment: str, base: str) -> Session:
-    """This process's session for an experiment (JSON text): devices, programs and data stay.
+def session_of(experiment: str, base: str) -> NodeSession:
+    """The session for an experiment (JSON text): devices, programs and data stay.
 
-    Another experiment's session takes its place, and its devices' memory is freed with it.
+    It is this process's own, or the device worker's where the environment names a broker. Another
+    experiment's session takes its place, and its devices' memory is freed with it.
     """
-    return Session(parse(Experiment, json.loads(experiment), "the server's experiment"), Path(base))
+    parsed = parse(Experiment, json.loads(experiment), "the server's experiment")
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if address is None:
+        return Session(parsed, Path(base))
+    from client.worker.remote import RemoteSession
+
+    return RemoteSession(parsed, Path(base), address, read_token(os.environ))
 
 
-def _session(context: Context) -> Session:
+def _session(context: Context) -> NodeSession:
     config = context.run_config
     return session_of(str(config["experiment"]), str(config["base"]))
 

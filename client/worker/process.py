@@ -28,8 +28,8 @@ from client.fields import parse
 from client.record import placement_from_json
 from client.timing import RoundClock, on_phase
 from client.worker.devices import on_backend
-from client.worker.protocol import TOKEN_KEY, convert, parts
-from client.worker.protocol.dial import dial, read_token
+from client.worker.protocol import TOKEN_KEY, convert, parts, read_token
+from client.worker.protocol.dial import dial
 from client.worker.protocol.worker_pb2 import Answer, Cancel, Command, Part, Progress
 from client.worker.protocol.worker_pb2_grpc import BrokerStub
 from client.worker.session import Session

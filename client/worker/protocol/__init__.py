@@ -5,6 +5,11 @@ The modules ``worker_pb2`` and ``worker_pb2_grpc`` are generated (``make protoco
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
+from client.errors import WorkerError
+
 PROTOCOL = 1
 """Raised with each change that an older side would misunderstand; both sides must have the same."""
 
@@ -16,3 +21,16 @@ ADDRESS_VARIABLE = "POCKETFED_BROKER"
 
 TOKEN_VARIABLE = "POCKETFED_BROKER_TOKEN_FILE"
 """Environment of a ClientApp and of the worker: the file that holds the token."""
+
+
+def read_token(environment: Mapping[str, str]) -> str:
+    """The token from the file that the environment names; WorkerError if there is none."""
+    path = environment.get(TOKEN_VARIABLE)
+    if not path:
+        raise WorkerError(
+            f"{TOKEN_VARIABLE}: is not set: it names the file with the broker's token"
+        )
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise WorkerError(f"{path}: the broker's token cannot be read: {e}") from None
