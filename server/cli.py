@@ -8,6 +8,9 @@ import sys
 
 from client.errors import MissingExtraError, PocketfedError
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the number of the signal."""
+
 
 def main() -> None:
     """Entry point of the command."""
@@ -27,7 +30,10 @@ def run(arguments: list[str]) -> int:
                 raise
             raise MissingExtraError(e.name, "server", "the command line") from None
         try:
-            return app(arguments, prog_name="pocketfed", standalone_mode=False) or 0
+            code: int = app(arguments, prog_name="pocketfed", standalone_mode=False) or 0
+            if code == INTERRUPTED:  # what typer makes of Ctrl-C
+                raise KeyboardInterrupt
+            return code
         except click.exceptions.Abort:
             raise KeyboardInterrupt from None
         except click.exceptions.NoArgsIsHelpError as e:
@@ -46,7 +52,7 @@ def run(arguments: list[str]) -> int:
         return e.exit_code
     except KeyboardInterrupt:
         print("pocketfed: interrupted", file=sys.stderr)  # noqa: T201
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as in `pocketfed … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -20,6 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    suggest_commands=False,  # click does
 )
 data_app = typer.Typer(help="Prepare data for nodes.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure speed against named peers.", no_args_is_help=True)

@@ -31,8 +31,10 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     """A table whose columns are aligned by what they hold: names left, numbers right."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    heading = Text(title, no_wrap=True, overflow="ignore")  # may be wider than the table
+    result = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for i, name in enumerate(columns):
         cells = [row[i] for row in rows]
         numeric = bool(cells) and all(_is_number(c) for c in cells)
