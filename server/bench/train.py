@@ -19,6 +19,7 @@ from client.model import Model, load_model
 from client.worker.devices import Devices
 from server import console
 from server.bench import measure
+from server.bench.load import Load
 from server.bench.workloads import Examples, OurSteps, TorchSteps, import_torch, random_examples
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 GROUPS = 15
 SAMPLED_STEPS = 20
+
+BUSY_SHARE = 0.05
+"""From this share of processor time taken by others on, a figure is called doubtful."""
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "POCL_MAX_PTHREAD_COUNT")
 
@@ -59,6 +63,7 @@ class Row:
     upload_bytes: float
     launches: int
     peak_bytes: int  # planned on the device: parameters, activations, data
+    others_cpu_share: float | None  # processor time others had meanwhile; None where unknown
 
     def to_json(self) -> dict[str, Any]:
         """The JSON row."""
@@ -129,10 +134,20 @@ def _bench_one(
             runs.append(TorchSteps(model, examples, batch).run)
         names = ", ".join(info.backend for info, _ in rivals) + (", PyTorch" if peer else "")
         progress(f"{model.name}, batch {batch}: {groups} groups each of {names}")
+        load = Load()
         times = measure.interleaved(runs, groups)
+        others = load.others_share()
+        if others is not None and others >= BUSY_SHARE:
+            log.warning(
+                "%s, batch %d: other processes took %.0f%% of the processors meanwhile: "
+                "the figures are doubtful; measure again on a quiet machine",
+                model.name,
+                batch,
+                100 * others,
+            )
         torch_s = times.pop() if peer else None
         return [
-            make_row(model, batch, info, steps, ours_s, torch_s)
+            make_row(model, batch, info, steps, ours_s, torch_s, others)
             for (info, steps), ours_s in zip(rivals, times, strict=True)
         ]
     finally:
@@ -166,6 +181,7 @@ def make_row(
     steps: OurSteps,
     ours_s: Sequence[float],
     torch_s: Sequence[float] | None,
+    others_cpu_share: float | None,
 ) -> Row:
     """The figures of one device from seconds a step, group by group, ours and PyTorch's."""
     low, step_s, high = measure.quartiles(ours_s)
@@ -198,6 +214,7 @@ def make_row(
         upload_bytes=traffic.upload_nbytes / SAMPLED_STEPS,
         launches=usage.launches,
         peak_bytes=usage.params_nbytes + usage.arena_nbytes + steps.data.nbytes,
+        others_cpu_share=others_cpu_share,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from client.backends.base import Traffic
 from client.errors import ConfigError, MissingExtraError
 from client.model import build_model, load_model
 from server import console
-from server.bench import measure, train, workloads
+from server.bench import load, measure, train, workloads
 
 TINY = """
 name: tiny
@@ -219,3 +220,28 @@ def test_what_bends_the_figures_is_noted(monkeypatch: pytest.MonkeyPatch) -> Non
         "OPENBLAS_CORETYPE=Haswell",
         "OMP_NUM_THREADS=1",
     ]
+
+
+def test_processor_time_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 s on two processors others took 4 s and we 6 s; a third one is not ours to use."""
+    tick = os.sysconf("SC_CLK_TCK")
+    stat = tmp_path / "stat"
+
+    def write(busy_s: int) -> None:
+        fields = [busy_s * tick // 2, 0, 0, 777, 777, 0, 0, 0, 0, 0]
+        mine = "".join(f"cpu{n} {' '.join(map(str, fields))}\n" for n in (0, 1))
+        stat.write_text(f"cpu 9 9 9 9 9 9 9 9 9 9\n{mine}cpu2 {busy_s * 99} 0 0 0 0 0 0 0 0 0\n")
+
+    own_s, now_s = [1.0], [0.0]
+    monkeypatch.setattr(load, "_own_s", lambda: own_s[0])
+    monkeypatch.setattr(load.time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {0, 1})
+    write(100)
+    measured = load.Load(stat)
+    write(110)
+    own_s[0], now_s[0] = 7.0, 10.0
+    assert measured.others_share() == pytest.approx(4 / 20)
+
+
+def test_processor_time_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    assert load.Load(tmp_path / "missing").others_share() is None
