@@ -1,0 +1,38 @@
+"""Training on OpenCL devices: GPUs, and CPUs through PoCL or another driver.
+
+Importing this package imports neither pyopencl nor a driver; ``devices()`` and ``open()`` do.
+From the model to the device: ``lower`` (operations -> launches), ``plan`` (and memory), both
+free of any device; ``program_cache`` (build), ``program`` (enqueue), ``device``, ``data``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from client.backends.base import Backend, Device, DeviceInfo
+from client.errors import DeviceError
+
+
+class OpenCLBackend(Backend):
+    """All devices of all OpenCL platforms of this machine."""
+
+    name: ClassVar[str] = "opencl"
+
+    def devices(self) -> list[DeviceInfo]:
+        from client.backends.opencl.discover import find
+
+        return [info for info, _ in find()]
+
+    def open(self, info: DeviceInfo) -> Device:
+        from client.backends.opencl.device import OpenCLDevice
+        from client.backends.opencl.discover import find
+
+        for found, device in find():
+            if found == info:
+                return OpenCLDevice(device, info)
+        raise DeviceError(f"{info.name} ({info.platform}): the device is no longer there")
+
+
+BACKEND = OpenCLBackend()
+
+__all__ = ["BACKEND"]

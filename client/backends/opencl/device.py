@@ -1,0 +1,212 @@
+"""An opened OpenCL device: queues, transfers, data sets, programs, throttle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+from numpy.typing import NDArray
+
+from client.backends.base import Device, DeviceData, DeviceInfo, Program, Traffic
+from client.backends.opencl.allocation import Allocator, Limits
+from client.backends.opencl.calls import errors_as_ours
+from client.backends.opencl.data import OpenCLData
+from client.backends.opencl.plan import plan_segment
+from client.backends.opencl.program import OpenCLProgram
+from client.backends.opencl.program_cache import ProgramCache
+from client.backends.opencl.sampling import Sample, Samples
+from client.backends.opencl.throttle import Throttle
+from client.backends.opencl.tiles import target
+from client.cache import cache_dir
+from client.errors import DeviceError
+from client.model.graph import Segment
+
+
+class OpenCLDevice(Device):
+    """See ``Device``. ``limits`` replaces the device's own, to test what small devices do.
+
+    Commands run in order on ``queue``; steps that are timed run on ``profiling_queue`` instead,
+    chained to it by events; chunks of streamed data are uploaded on ``transfer_queue``.
+    """
+
+    def __init__(self, device: cl.Device, info: DeviceInfo, limits: Limits | None = None) -> None:
+        self.info = info
+        self.traffic = Traffic()
+        self.target = target(info.kind, device.native_vector_width_float)
+        with errors_as_ours(info.name, "opening the device"):
+            self.context = cl.Context([device])
+            self.queue = cl.CommandQueue(self.context)
+            profiling = cl.command_queue_properties.PROFILING_ENABLE
+            self.profiling_queue = cl.CommandQueue(self.context, properties=profiling)
+            self.transfer_queue = cl.CommandQueue(self.context, properties=profiling)
+        self.allocator = Allocator(self.context, info, limits or Limits.of(info))
+        self.programs = ProgramCache(self.context, device, info.key, cache_dir() / "programs")
+        self.samples = Samples(self.traffic)
+        self._throttle = Throttle()
+        self._last: cl.Event | None = None
+        self._uploads: list[cl.Event] = []
+        self._held: list[OpenCLProgram | OpenCLData] = []
+
+    # -- Device ------------------------------------------------------------------------------
+    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+        data = OpenCLData(self, x, y)
+        self._held.append(data)
+        return data
+
+    def compile(self, segment: Segment, capacity: int) -> Program:
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity}, must be at least 1")
+        plan = plan_segment(segment, capacity, self.target)
+        refusal = self.allocator.refusal(list(plan.nbytes.values()))
+        if refusal:
+            raise DeviceError(
+                f"{self.info.name}: model '{segment.model.name}' with batches of {capacity}: "
+                f"{refusal}; {self._largest_batch(segment, capacity)}"
+            )
+        program = OpenCLProgram(self, plan)
+        self._held.append(program)
+        return program
+
+    def _largest_batch(self, segment: Segment, too_many: int) -> str:
+        """What to do: the largest batch that fits, by bisection."""
+        fits = 0
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            sizes = list(plan_segment(segment, middle, self.target).nbytes.values())
+            if self.allocator.refusal(sizes):
+                too_many = middle
+            else:
+                fits = middle
+        if not fits:
+            return "not even one example fits: choose a smaller model or another device"
+        return f"the largest batch that fits is {fits}: set train.batch to at most that"
+
+    def throttle(self, limit_s: float) -> None:
+        self._forget_uploads()
+        if self._last is not None:
+            with errors_as_ours(self.info.name, "waiting for a step"):
+                self.queue.flush()
+                self._throttle.add(_Marker(self._last), limit_s)
+            self._last = None
+
+    def finish(self) -> None:
+        with errors_as_ours(self.info.name, "waiting for the queue"):
+            for queue in (self.transfer_queue, self.profiling_queue, self.queue):
+                queue.finish()
+        self._last = None
+        self._throttle.idle()
+        self._forget_uploads()
+        self.samples.read()
+
+    def close(self) -> None:
+        self.finish()
+        for held in list(self._held):
+            held.release()
+
+    # -- for programs and data ------------------------------------------------------------------
+    def released(self, held: OpenCLProgram | OpenCLData) -> None:
+        """A program or data set was released."""
+        self._held.remove(held)
+
+    def enqueued(self, last: cl.Event) -> None:
+        """A step was enqueued up to this event."""
+        self._last = last
+
+    def stream(self, sample: Sample | None) -> cl.CommandQueue:
+        """Where a program's commands go: a step that is timed has a queue of its own."""
+        return self.queue if sample is None else self.profiling_queue
+
+    def upload(
+        self,
+        buffer: cl.Buffer,
+        values: NDArray[Any],
+        *,
+        wait: bool,
+        offset_nbytes: int = 0,
+        sample: Sample | None = None,
+    ) -> None:
+        """Host -> device. Without ``wait``, ``values`` must not change until the queue is done."""
+        self.traffic.upload_nbytes += values.nbytes
+        if not values.nbytes:
+            return
+        queue = self.stream(sample)
+        with errors_as_ours(self.info.name, f"uploading {values.nbytes:,} bytes"):
+            if wait and self.info.unified_memory:
+                write = cl.map_flags.WRITE_INVALIDATE_REGION
+                events = _through_map(queue, buffer, values, write, offset_nbytes)
+            else:
+                events = [
+                    cl.enqueue_copy(
+                        queue, buffer, values, dst_offset=offset_nbytes, is_blocking=wait
+                    )
+                ]
+            if not wait:
+                self._uploads += events  # they hold the values until they are done
+            if sample is not None:
+                for event in events:
+                    sample.add("transfer", event)
+
+    def download(
+        self,
+        buffer: cl.Buffer,
+        shape: tuple[int, ...],
+        dtype: Any,
+        offset_nbytes: int = 0,
+        sample: Sample | None = None,
+    ) -> NDArray[Any]:
+        """Wait for the queue; device -> host."""
+        values = np.empty(shape, dtype)
+        self.traffic.download_nbytes += values.nbytes
+        if not values.nbytes:
+            return values
+        queue = self.stream(sample)
+        with errors_as_ours(self.info.name, f"downloading {values.nbytes:,} bytes"):
+            if self.info.unified_memory:
+                events = _through_map(queue, buffer, values, cl.map_flags.READ, offset_nbytes)
+            else:
+                events = [cl.enqueue_copy(queue, values, buffer, src_offset=offset_nbytes)]
+            if sample is not None:
+                for event in events:
+                    sample.add("transfer", event)
+        self._forget_uploads()
+        self.samples.read()
+        return values
+
+    def _forget_uploads(self) -> None:
+        self._uploads = [event for event in self._uploads if not _complete(event)]
+
+
+def _through_map(
+    queue: cl.CommandQueue,
+    buffer: cl.Buffer,
+    values: NDArray[Any],
+    access: int,
+    offset_nbytes: int,
+) -> list[cl.Event]:
+    """Copy ``values`` to or from memory that host and device share; done when it returns."""
+    mapped, opened = cl.enqueue_map_buffer(
+        queue, buffer, access, offset_nbytes, values.shape, values.dtype
+    )
+    if access == cl.map_flags.READ:
+        np.copyto(values, mapped)
+    else:
+        np.copyto(mapped, values)
+    closed = mapped.base.release(queue)
+    closed.wait()
+    return [opened, closed]
+
+
+class _Marker:
+    def __init__(self, event: cl.Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return _complete(self._event)
+
+    def wait(self) -> None:
+        self._event.wait()
+
+
+def _complete(event: cl.Event) -> bool:
+    return bool(event.command_execution_status == cl.command_execution_status.COMPLETE)

@@ -1,0 +1,95 @@
+"""Which OpenCL devices there are, and what is odd about them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from client.backends.base import DeviceInfo
+from client.errors import DeviceError
+
+# Programs are kept by a cache of ours, keyed on the driver too; pyopencl's would keep them twice.
+os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
+
+try:
+    import pyopencl as cl
+except ImportError as e:
+    raise DeviceError(f"pyopencl cannot be imported ({e}): pip install pyopencl") from None
+
+NO_PLATFORM = (
+    "no OpenCL platform found: install the GPU's driver; for this machine's processor, on Debian: "
+    "apt install pocl-opencl-icd, elsewhere: pip install 'pocketfed[pocl]'"
+)
+
+
+def find() -> list[tuple[DeviceInfo, cl.Device]]:
+    """All devices that can compile; DeviceError with the remedy where there is no platform."""
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as e:  # the loader's way to say that there are none
+        raise DeviceError(NO_PLATFORM) from e
+    if not platforms:
+        raise DeviceError(NO_PLATFORM)
+    return [
+        (describe(device), device)
+        for platform in platforms
+        for device in _devices(platform)
+        if device.available and device.compiler_available
+    ]
+
+
+def _devices(platform: cl.Platform) -> list[cl.Device]:
+    try:
+        found: list[cl.Device] = platform.get_devices()
+    except cl.LogicError as e:
+        if e.code == cl.status_code.DEVICE_NOT_FOUND:
+            return []
+        raise DeviceError(f"OpenCL platform {platform.name} lists no devices: {e}") from e
+    return found
+
+
+def describe(device: cl.Device) -> DeviceInfo:
+    """What a device says about itself."""
+    kinds = {cl.device_type.CPU: "cpu", cl.device_type.GPU: "gpu"}
+    kind = next((name for flag, name in kinds.items() if device.type & flag), "accelerator")
+    return DeviceInfo(
+        backend="opencl",
+        name=_clean(device.name),
+        kind=kind,
+        vendor=_clean(device.vendor),
+        platform=f"{_clean(device.platform.name)} {_clean(device.platform.version)}",
+        driver=_clean(device.driver_version),
+        compute_units=device.max_compute_units,
+        global_mem_nbytes=device.global_mem_size,
+        max_alloc_nbytes=device.max_mem_alloc_size,
+        max_work_group_size=device.max_work_group_size,
+        unified_memory=bool(device.host_unified_memory),
+        remarks=tuple(_remarks(device, kind)),
+    )
+
+
+def _remarks(device: cl.Device, kind: str) -> Iterator[str]:
+    """What a user should know, each with its remedy after a colon."""
+    if "PoCL" in device.version:
+        # "OpenCL 3.0 PoCL HSTR: pthread-x86_64-pc-linux-gnu-skylake-avx512": the last part is the
+        # processor that PoCL compiles for.
+        target = device.version.rsplit("gnu-", 1)[-1].rsplit(" ", 1)[-1]
+        if target in ("", "x86-64", "generic", "unknown"):
+            yield (
+                "PoCL does not know this processor and compiles slow generic code: "
+                "install a newer PoCL, on Debian: apt install pocl-opencl-icd"
+            )
+        elif "PoCL 3.0-rc" in device.platform.version:
+            yield (
+                "this is the old PoCL 3.0 of the pocl extra, which can be several times slower: "
+                "on Debian, apt install pocl-opencl-icd brings a newer one"
+            )
+    if kind == "cpu" and device.native_vector_width_float < 4:
+        yield (
+            "the compiler reports no vector units for this processor: "
+            "install a newer OpenCL driver, or train with --backend numpy"
+        )
+
+
+def _clean(text: str) -> str:
+    return " ".join(text.replace("\0", " ").split())

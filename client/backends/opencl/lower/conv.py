@@ -1,0 +1,153 @@
+"""Convolutions: forward, gradients of weights and bias (in partial sums), of the input."""
+
+from __future__ import annotations
+
+from client.backends.opencl.launch import Define, Memory, Slot, Symbol
+from client.backends.opencl.lower.graph import Node
+from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.tiles import tile
+from client.model.layers import Conv2d, pair
+
+ZERO_MARGIN = 64
+"""As in conv.cl: zeros before column 0 of the row of zeros, and as many after its end."""
+
+
+def forward(node: Node, low: Lowering) -> None:
+    """y = conv(x, w) + b, perhaps with a ReLU."""
+    weight, *bias = node.op.params
+    shape = _shape(node, low)
+    channels, height = int(shape["O"]), int(shape["OH"])
+    columns = -(-int(shape["OW"]) // low.target.vector)
+    t = tile(channels, height, low.target.accumulators)
+    low.zeros = max(low.zeros, int(shape["W"]) + 2 * ZERO_MARGIN)
+    low.launch(
+        node,
+        "conv",
+        "conv_forward",
+        [
+            low.value(node.inputs[0]),
+            low.param(weight),
+            *(low.param(b) for b in bias),
+            low.value(node.output),
+            Memory.ZEROS,
+            Symbol.COUNT,
+        ],
+        lambda count: (columns * -(-height // t.columns), -(-channels // t.rows), count),
+        _local(low),
+        backward=False,
+        defines={
+            **shape,
+            "PASS": 0,
+            "TC": t.rows,
+            "TR": t.columns,
+            "BIAS": len(bias),
+            "RELU": int(node.relu),
+        },
+        variant=f"direct {t}",
+    )
+
+
+def backward(node: Node, low: Lowering) -> None:
+    """dw and db, then dx."""
+    _weight_grad(node, low)
+    if node.inputs[0] in low.graph.needs_grad:
+        _input_grad(node, low)
+
+
+def _weight_grad(node: Node, low: Lowering) -> None:
+    weight, *bias = node.op.params
+    shape = _shape(node, low)
+    outputs, inputs, rows, taps = (int(shape[k]) for k in ("O", "C", "KH", "KW"))
+    t = tile(outputs, inputs, max(1, low.target.accumulators // taps))
+    blocks = (rows * -(-inputs // t.columns), -(-outputs // t.rows))
+    wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
+    images = -(-low.capacity // wanted)
+    splits = -(-low.capacity // images)
+    size = weight.size + sum(b.size for b in bias)
+    partial = Slot(f"partial sums of {node.op.name}", splits * size * 4)
+    low.launch(
+        node,
+        "conv",
+        "conv_wgrad",
+        [
+            low.value(node.inputs[0]),
+            low.grad(node.output),
+            partial if splits > 1 else low.param_grad(weight),
+            Symbol.COUNT,
+        ],
+        lambda count: (*blocks, splits),
+        _local(low),
+        backward=True,
+        defines={
+            **shape,
+            "PASS": 2,
+            "TO": t.rows,
+            "TC": t.columns,
+            "SPLIT": images,
+            "BIAS": len(bias),
+        },
+        variant=f"direct {t}x{taps}, {splits} splits",
+    )
+    if splits > 1:
+        vectors = -(-size // low.target.vector)
+        low.launch(
+            node,
+            "reduce",
+            "sum_partials",
+            [partial, low.param_grad(weight), splits, size],
+            lambda count: (vectors,),
+            (low.target.group,),
+            backward=True,
+        )
+
+
+def _input_grad(node: Node, low: Lowering) -> None:
+    shape = _shape(node, low)
+    channels, height = int(shape["C"]), int(shape["H"])
+    columns = -(-int(shape["W"]) // low.target.vector)
+    t = tile(channels, height, low.target.accumulators)
+    low.zeros = max(low.zeros, int(shape["OW"]) + 2 * ZERO_MARGIN)
+    dx, accumulate = low.add_to_grad(node.inputs[0])
+    low.launch(
+        node,
+        "conv",
+        "conv_dgrad",
+        [
+            low.grad(node.output),
+            low.param(node.op.params[0]),
+            *([low.value(node.inputs[0])] if node.gates else []),
+            dx,
+            Memory.ZEROS,
+            Symbol.COUNT,
+        ],
+        lambda count: (columns * -(-height // t.columns), -(-channels // t.rows), count),
+        _local(low),
+        backward=True,
+        defines={
+            **shape,
+            "PASS": 1,
+            "TC": t.rows,
+            "TR": t.columns,
+            "GATE": int(node.gates),
+            "ACCUMULATE": int(accumulate),
+        },
+        variant=f"direct {t}",
+    )
+
+
+def _local(low: Lowering) -> tuple[int, int, int]:
+    return (1, 1, 1) if low.target.kind == "cpu" else (8, low.target.group // 8, 1)
+
+
+def _shape(node: Node, low: Lowering) -> dict[str, Define]:
+    layer = node.op.layer
+    assert isinstance(layer, Conv2d)
+    tensors = low.graph.segment.model.tensors
+    (c, h, w), (o, oh, ow) = tensors[node.op.inputs[0]], tensors[node.op.output]
+    (kh, kw), (sh, sw) = pair(layer.kernel_size), pair(layer.stride)
+    dh, dw = pair(layer.dilation)
+    top, _, left, _ = layer.pads
+    return {
+        "C": c, "H": h, "W": w, "O": o, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
+        "SH": sh, "SW": sw, "DH": dh, "DW": dw, "PT": top, "PL": left,
+    }  # fmt: skip

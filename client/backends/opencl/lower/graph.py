@@ -1,0 +1,123 @@
+"""A segment's operations as the kernels see them: no Flatten, ReLUs joined to their neighbours.
+
+- Flatten writes nothing: its output is its input under another name.
+- A ReLU whose input has no other reader becomes the end of the kernel that writes that input.
+- A ReLU's backward becomes the end of the kernel that writes the gradient of its output, where
+  that output has one reader only: the reader's kernel zeroes what the ReLU had zeroed (``gates``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from client.model.graph import Op, Segment
+from client.model.layers import Flatten, Layer, ReLU
+
+
+@dataclass(frozen=True)
+class Fusable:
+    """What a family of kernels can take in: a ReLU after it; the gate of a ReLU before it."""
+
+    relu: bool = False
+    gate: bool = False
+
+
+@dataclass
+class Node:
+    """An operation with the tensors it reads and writes (see the module's docstring).
+
+    ``relu``: its kernel ends with a ReLU. ``gates``: its backward multiplies by the derivative of
+    the ReLU that wrote its input. ``gated``: the gradient of its output comes multiplied so.
+    """
+
+    op: Op
+    inputs: tuple[int, ...]
+    output: int
+    relu: bool = False
+    gates: bool = False
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in order; ``input`` and ``output`` are the tensors that enter and leave."""
+
+    segment: Segment
+    nodes: tuple[Node, ...]
+    input: int
+    output: int
+    needs_grad: frozenset[int]
+
+    def uses(self, tensor: int) -> int:
+        """How often the segment's operations read a tensor."""
+        return _uses(self.nodes, tensor)
+
+    def elements(self, tensor: int) -> int:
+        """Elements of a tensor for one example."""
+        return prod(self.segment.model.tensors[tensor])
+
+    def may_overwrite(self, tensor: int) -> bool:
+        """Whether the one reader of a tensor may write its result in the tensor's place.
+
+        No backward reads what a node wrote, except a ReLU's sign, which ReLU and Dropout keep
+        wherever the gradient is not zero. The segment's input stays for another forward.
+        """
+        return tensor != self.input and self.uses(tensor) == 1
+
+
+def build_graph(segment: Segment, fusable: Mapping[type[Layer], Fusable]) -> Graph:
+    """The graph of a segment; ``fusable`` says what the kernels of a layer can take in."""
+    same_as: dict[int, int] = {}
+    nodes: list[Node] = []
+    for op in segment.ops:
+        inputs = tuple(same_as.get(t, t) for t in op.inputs)
+        if isinstance(op.layer, Flatten):
+            same_as[op.output] = inputs[0]
+        else:
+            nodes.append(Node(op, inputs, op.output))
+    _join_relus(nodes, fusable)
+    _join_gates(nodes, fusable)
+    first = same_as.get(segment.input, segment.input)
+    last = same_as.get(segment.output, segment.output)
+    needs_grad = set() if segment.is_first else {first}
+    for node in nodes:
+        if node.op.params or needs_grad.intersection(node.inputs):
+            needs_grad.add(node.output)
+    return Graph(segment, tuple(nodes), first, last, frozenset(needs_grad))
+
+
+def _uses(nodes: Sequence[Node], tensor: int) -> int:
+    return sum(node.inputs.count(tensor) for node in nodes)
+
+
+def _writer(nodes: Sequence[Node], tensor: int) -> Node | None:
+    return next((node for node in nodes if node.output == tensor), None)
+
+
+def _join_relus(nodes: list[Node], fusable: Mapping[type[Layer], Fusable]) -> None:
+    for node in list(nodes):
+        if not isinstance(node.op.layer, ReLU):
+            continue
+        before = _writer(nodes, node.inputs[0])
+        if (
+            before is not None
+            and fusable[type(before.op.layer)].relu
+            and not before.relu
+            and _uses(nodes, node.inputs[0]) == 1
+        ):
+            before.relu, before.output = True, node.output
+            nodes.remove(node)
+
+
+def _join_gates(nodes: list[Node], fusable: Mapping[type[Layer], Fusable]) -> None:
+    for node in nodes:
+        if not fusable[type(node.op.layer)].gate:
+            continue
+        before = _writer(nodes, node.inputs[0])
+        if before is None or _uses(nodes, node.inputs[0]) > 1:
+            continue
+        alone = isinstance(before.op.layer, ReLU) and _uses(nodes, before.inputs[0]) == 1
+        if before.relu or alone:
+            node.gates = before.gated = True

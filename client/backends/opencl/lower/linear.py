@@ -1,0 +1,98 @@
+"""Linear layers: three matrix products, with bias, ReLU and sums of rows in their epilogues."""
+
+from __future__ import annotations
+
+from client.backends.opencl.launch import Define, Symbol
+from client.backends.opencl.lower.graph import Node
+from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.tiles import tile
+
+
+def forward(node: Node, low: Lowering) -> None:
+    """Y = X·Wᵀ + b, perhaps with a ReLU."""
+    weight, *bias = node.op.params
+    outputs, inputs = weight.shape
+    t = tile(low.capacity, outputs, low.target.accumulators)
+    low.launch(
+        node,
+        "gemm",
+        "gemm",
+        [
+            low.value(node.inputs[0]),
+            low.param(weight),
+            *(low.param(b) for b in bias),
+            low.value(node.output),
+            Symbol.COUNT,
+            outputs,
+            inputs,
+        ],
+        lambda count: (-(-count // t.rows), -(-outputs // t.columns)),
+        (1, 1) if low.target.kind == "cpu" else (8, low.target.group // 8),
+        backward=False,
+        defines={
+            "TM": t.rows,
+            "TN": t.columns,
+            "B_TRANS": 1,
+            "BIAS": len(bias),
+            "RELU": int(node.relu),
+        },
+        variant=f"dot {t}",
+    )
+
+
+def backward(node: Node, low: Lowering) -> None:
+    """dW = dYᵀ·X with db = sums of dY; dX = dY·W."""
+    weight, *bias = node.op.params
+    outputs, inputs = weight.shape
+    vectors = -(-inputs // low.target.vector)
+    local = (1, 1) if low.target.kind == "cpu" else (low.target.group, 1)
+    dy = low.grad(node.output)
+    t = tile(outputs, vectors, low.target.accumulators)
+    low.launch(
+        node,
+        "gemm",
+        "gemm",
+        [
+            dy,
+            low.value(node.inputs[0]),
+            *(low.param_grad(b) for b in bias),
+            low.param_grad(weight),
+            outputs,
+            inputs,
+            Symbol.COUNT,
+        ],
+        lambda count: (-(-vectors // t.columns), -(-outputs // t.rows)),
+        local,
+        backward=True,
+        defines={"TM": t.rows, "TN": t.columns, "A_TRANS": 1, "ROW_SUM": len(bias)},
+        variant=f"outer {t}",
+    )
+    if node.inputs[0] not in low.graph.needs_grad:
+        return
+    dx, accumulate = low.add_to_grad(node.inputs[0])
+    u = tile(low.capacity, vectors, low.target.accumulators)
+    defines: dict[str, Define] = {
+        "TM": u.rows,
+        "TN": u.columns,
+        "GATE": int(node.gates),
+        "ACCUMULATE": int(accumulate),
+    }
+    low.launch(
+        node,
+        "gemm",
+        "gemm",
+        [
+            dy,
+            low.param(weight),
+            *([low.value(node.inputs[0])] if node.gates else []),
+            dx,
+            Symbol.COUNT,
+            inputs,
+            outputs,
+        ],
+        lambda count: (-(-vectors // u.columns), -(-count // u.rows)),
+        local,
+        backward=True,
+        defines=defines,
+        variant=f"outer {u}",
+    )

@@ -1,0 +1,111 @@
+"""What the families of kernels share while a segment is lowered: tensors' places, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from client.backends.opencl.launch import Arg, At, Define, Items, Launch, Memory, Slot
+from client.backends.opencl.lower.graph import Graph, Node
+from client.backends.opencl.tiles import Target
+from client.model.graph import Param
+
+
+@dataclass
+class Lowering:
+    """Launches of a segment for batches of up to ``capacity``, in order, as they are added."""
+
+    graph: Graph
+    capacity: int
+    target: Target
+    forward: list[Launch] = field(default_factory=list)
+    backward: list[Launch] = field(default_factory=list)
+    zeros: int = 0  # elements in the longest row of zeros that a kernel reads
+    kept: dict[int, Slot] = field(default_factory=dict)  # by op.index: from forward to backward
+    _values: dict[int, Slot] = field(default_factory=dict)
+    _grads: dict[int, Slot] = field(default_factory=dict)
+
+    # -- tensors -------------------------------------------------------------------------------
+    def value(self, tensor: int) -> Slot:
+        """Where a tensor lies."""
+        if tensor not in self._values:
+            self._values[tensor] = self.workspace(f"tensor {tensor}", self.graph.elements(tensor))
+        return self._values[tensor]
+
+    def overwrite(self, tensor: int, result: int) -> Slot:
+        """Let ``result`` lie where ``tensor`` does."""
+        self._values[result] = self.value(tensor)
+        return self._values[result]
+
+    def grad(self, tensor: int) -> Slot:
+        """Where the gradient of a tensor lies."""
+        if tensor not in self._grads:
+            name = f"gradient of tensor {tensor}"
+            self._grads[tensor] = self.workspace(name, self.graph.elements(tensor))
+        return self._grads[tensor]
+
+    def add_to_grad(self, tensor: int) -> tuple[Slot, bool]:
+        """Where to write a contribution to a gradient, and whether to add to what is there.
+
+        The readers of a tensor contribute one after the other, in reverse order of the forward.
+        """
+        there = tensor in self._grads
+        return self.grad(tensor), there
+
+    def pass_grad(self, result: int, tensor: int) -> bool:
+        """Let the gradient of ``tensor`` lie where that of ``result`` does, if nothing else reads.
+
+        Returns False where the tensor has other readers: their contributions must be summed.
+        """
+        if self.graph.uses(tensor) != 1:
+            return False
+        self._grads[tensor] = self.grad(result)
+        return True
+
+    def workspace(self, name: str, row_elements: int, element_nbytes: int = 4) -> Slot:
+        """A region for ``capacity`` rows."""
+        return Slot(name, self.capacity * row_elements * element_nbytes)
+
+    def param(self, param: Param) -> At:
+        return At(Memory.PARAMS, param.offset - self.graph.segment.param_slice.start)
+
+    def param_grad(self, param: Param) -> At:
+        return At(Memory.GRADS, param.offset - self.graph.segment.param_slice.start)
+
+    # -- launches ------------------------------------------------------------------------------
+    def launch(
+        self,
+        node: Node,
+        source: str,
+        kernel: str,
+        args: Sequence[Arg],
+        items: Items,
+        local: tuple[int, ...],
+        *,
+        backward: bool,
+        defines: dict[str, Define] | None = None,
+        variant: str = "",
+        busy: Literal["compute", "copy"] = "compute",
+        mode: Literal["always", "training", "evaluation"] = "always",
+    ) -> None:
+        """Append a launch to the forward or the backward pass."""
+        every = {"VW": self.target.vector, **(defines or {})}
+        launch = Launch(
+            op=node.op.name,
+            source=source,
+            kernel=kernel,
+            args=tuple(args),
+            items=items,
+            local=local,
+            defines=tuple(sorted(every.items())),
+            variant=variant,
+            busy=busy,
+            mode=mode,
+        )
+        (self.backward if backward else self.forward).append(launch)
+
+    def vectors(self, tensor: int) -> Items:
+        """Work-items of a kernel that goes over a tensor's elements by vectors."""
+        elements, width = self.graph.elements(tensor), self.target.vector
+        return lambda count: (-(-count * elements // width),)

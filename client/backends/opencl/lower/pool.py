@@ -1,0 +1,78 @@
+"""Pooling: maximum, mean over windows, mean over the whole image."""
+
+from __future__ import annotations
+
+from client.backends.opencl.launch import Arg, Define, PerCount, Slot
+from client.backends.opencl.lower.graph import Node
+from client.backends.opencl.lower.lowering import Lowering
+from client.model.layers import AvgPool2d, MaxPool2d, pair
+
+
+def max_forward(node: Node, low: Lowering) -> None:
+    """y = largest of each window; its place in the window is kept for the backward pass."""
+    elements = low.graph.elements(node.output)
+    places = low.workspace(f"places of {node.op.name}", elements, element_nbytes=2)
+    low.kept[node.op.index] = places
+    x, y = low.value(node.inputs[0]), low.value(node.output)
+    _launch(node, low, "max_forward", [x, y, places], backward=False, defines={})
+
+
+def max_backward(node: Node, low: Lowering) -> None:
+    """dx = dy at the largest place of each window, else zero."""
+    _backward(node, low, "max_backward", [low.grad(node.output), low.kept[node.op.index]])
+
+
+def mean_forward(node: Node, low: Lowering) -> None:
+    """y = mean of each window."""
+    x, y = low.value(node.inputs[0]), low.value(node.output)
+    _launch(node, low, "mean_forward", [x, y], backward=False, defines={})
+
+
+def mean_backward(node: Node, low: Lowering) -> None:
+    """dx = sum of dy over the windows it lies in, divided by their size."""
+    _backward(node, low, "mean_backward", [low.grad(node.output)])
+
+
+def _backward(node: Node, low: Lowering, kernel: str, reads: list[Slot]) -> None:
+    if node.inputs[0] not in low.graph.needs_grad:
+        return
+    gate = [low.value(node.inputs[0])] if node.gates else []
+    dx, accumulate = low.add_to_grad(node.inputs[0])
+    defines: dict[str, Define] = {"GATE": int(node.gates), "ACCUMULATE": int(accumulate)}
+    _launch(node, low, kernel, [*reads, *gate, dx], backward=True, defines=defines)
+
+
+def _launch(
+    node: Node,
+    low: Lowering,
+    kernel: str,
+    args: list[Arg],
+    *,
+    backward: bool,
+    defines: dict[str, Define],
+) -> None:
+    tensors = low.graph.segment.model.tensors
+    (channels, h, w), output = tensors[node.op.inputs[0]], tensors[node.op.output]
+    layer = node.op.layer
+    if isinstance(layer, MaxPool2d | AvgPool2d):
+        (kh, kw), (sh, sw), (ph, pw) = (
+            pair(layer.kernel_size), layer.strides, pair(layer.padding)
+        )  # fmt: skip
+        oh, ow = output[1:]
+    else:
+        kh, kw, sh, sw, ph, pw, oh, ow = h, w, h, w, 0, 0, 1, 1
+    rows, columns = (h, w) if backward else (oh, ow)
+    span = columns if low.target.kind == "cpu" else 1
+    low.launch(
+        node,
+        "pool",
+        kernel,
+        [*args, PerCount(channels)],
+        lambda count: (rows * -(-columns // span), count * channels),
+        (1, low.target.group) if low.target.kind == "cpu" else (8, low.target.group // 8),
+        backward=backward,
+        defines={
+            "H": h, "W": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw,
+            "PH": ph, "PW": pw, "SPAN": span, **defines,
+        },
+    )  # fmt: skip

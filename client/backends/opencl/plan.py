@@ -1,0 +1,167 @@
+"""A segment's program before there is a device: launches, memory, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.backends.opencl.launch import Launch, Memory, Slot, Symbol
+from client.backends.opencl.lower import lower
+from client.backends.opencl.memory import Arena, live_ranges, plan_arena
+from client.backends.opencl.tiles import Target
+from client.model.graph import Segment
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """Everything a program enqueues, and where its tensors lie."""
+
+    segment: Segment
+    capacity: int
+    target: Target
+    forward: tuple[Launch, ...]
+    loss: Launch | None
+    backward: tuple[Launch, ...]
+    update: Launch | None
+    arena: Arena
+    input: Slot
+    output: Slot
+    input_grad: Slot | None
+    output_grad: Slot | None
+    zeros: int
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """All but those of ``gather``, which depend on the data's type."""
+        ends = [launch for launch in (self.loss, self.update) if launch is not None]
+        return (*self.forward, *self.backward, *ends)
+
+    @property
+    def step_launches(self) -> int:
+        """Launches of a training step, its gather included."""
+        return 1 + sum(launch.mode != "evaluation" for launch in self.launches)
+
+    @property
+    def variants(self) -> tuple[tuple[str, str], ...]:
+        return tuple((launch.op, launch.variant) for launch in self.launches if launch.variant)
+
+    @property
+    def nbytes(self) -> dict[Memory, int]:
+        """Size of each buffer; parameters have slack for vector loads over their end."""
+        flat = 4 * (self.segment.num_params + 64)
+        return {
+            Memory.ARENA: self.arena.nbytes,
+            Memory.PARAMS: flat,
+            Memory.GRADS: flat,
+            Memory.VELOCITY: flat,
+            Memory.ROUND_START: flat,
+            Memory.EXAMPLES: 4 * self.capacity,
+            Memory.LABELS: 4 * self.capacity,
+            Memory.METRICS: 3 * 4 * self.capacity,
+            Memory.DROPOUT_KEY: 8,
+            Memory.ZEROS: 4 * max(self.zeros, 1),
+        }
+
+
+def plan_segment(segment: Segment, capacity: int, target: Target) -> SegmentPlan:
+    """The plan for batches of up to ``capacity`` examples."""
+    low = lower(segment, capacity, target)
+    graph = low.graph
+    input_slot, output_slot = low.value(graph.input), low.value(graph.output)
+    output_grad = low.grad(graph.output) if graph.output in graph.needs_grad else None
+    loss = None
+    between: list[Slot] = [output_grad] if output_grad is not None else []
+    if segment.is_last:
+        dlogits = output_grad or low.grad(graph.output)
+        loss = _loss(segment, capacity, target, output_slot, dlogits)
+        between = list(loss.slots)
+    input_grad = None
+    if not segment.is_first:
+        input_grad = low.grad(graph.input)
+    pinned = [slot for slot in (input_slot, output_slot, input_grad) if slot is not None]
+    uses: Iterable[Iterable[Slot]] = [
+        *(launch.slots for launch in low.forward),
+        between,
+        *(launch.slots for launch in low.backward),
+    ]
+    return SegmentPlan(
+        segment=segment,
+        capacity=capacity,
+        target=target,
+        forward=tuple(low.forward),
+        loss=loss,
+        backward=tuple(low.backward),
+        update=_update(segment, target) if segment.num_params else None,
+        arena=plan_arena(live_ranges(uses, pinned)),
+        input=input_slot,
+        output=output_slot,
+        input_grad=input_grad,
+        output_grad=output_grad,
+        zeros=low.zeros,
+    )
+
+
+def gather_launch(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> Launch:
+    """Brings a batch in; the arguments that depend on data and step follow ``args``."""
+    segment, target = plan.segment, plan.target
+    if not segment.is_first:
+        return Launch(
+            op="gather",
+            source="gather",
+            kernel="gather_rows",
+            args=(Memory.EXAMPLES, Memory.LABELS, Symbol.COUNT),
+            items=lambda count: (count,),
+            local=(target.group,),
+            defines=(("VW", target.vector),),
+            busy="copy",
+        )
+    channels, *rest = segment.model.input.shape
+    spatial = int(np.prod(rest, dtype=np.int64))
+    vectors = -(-spatial // target.vector)
+    raw = "uchar" if dtype == np.uint8 else "float"
+    return Launch(
+        op="gather",
+        source="gather",
+        kernel="gather",
+        args=(plan.input, Memory.EXAMPLES, Memory.LABELS, Symbol.COUNT),
+        items=lambda count: (vectors, channels, count),
+        local=(target.group, 1, 1),
+        defines=(("CHANNELS", channels), ("RAW", raw), ("SPATIAL", spatial), ("VW", target.vector)),
+        busy="copy",
+    )
+
+
+def _loss(segment: Segment, capacity: int, target: Target, logits: Slot, dlogits: Slot) -> Launch:
+    return Launch(
+        op="loss",
+        source="loss",
+        kernel="cross_entropy",
+        args=(
+            logits,
+            dlogits,
+            Memory.LABELS,
+            Memory.METRICS,
+            segment.model.num_classes,
+            capacity,
+            Symbol.LOSS_SCALE,
+            Symbol.COUNT,
+        ),
+        items=lambda count: (count,),
+        local=(min(4, target.group),) if target.kind == "cpu" else (target.group,),
+        defines=(("VW", target.vector),),
+    )
+
+
+def _update(segment: Segment, target: Target) -> Launch:
+    n = segment.num_params
+    return Launch(
+        op="update",
+        source="optimizer",
+        kernel="sgd",
+        args=(Memory.PARAMS, Memory.GRADS, Memory.VELOCITY, Memory.ROUND_START, n),
+        items=lambda count: (-(-n // target.vector),),
+        local=(target.group,),
+        defines=(("VW", target.vector),),
+    )

@@ -1,0 +1,81 @@
+"""From a launch as data to a kernel with its arguments set, ready to be enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyopencl as cl
+
+from client.backends.opencl.launch import (
+    Arg,
+    At,
+    Launch,
+    Memory,
+    PerCount,
+    Slot,
+    Symbol,
+    UInt,
+    fitted,
+    rounded,
+)
+from client.backends.opencl.program_cache import ProgramCache
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel object of its own; the first ``num_args`` arguments are set."""
+
+    launch: Launch
+    kernel: cl.Kernel
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    num_args: int
+
+
+@dataclass(frozen=True)
+class Binder:
+    """Sets arguments: where tensors lie, and what depends on the batch."""
+
+    device: cl.Device
+    programs: ProgramCache
+    buffers: Mapping[Memory, cl.Buffer]
+    offsets: Mapping[Slot, int]
+    max_group: int
+
+    def prepare(self, launch: Launch, count: int, loss_scale: float = 1.0) -> Prepared:
+        """``launch`` for a batch of ``count`` rows."""
+        program = self.programs.get(launch.source, launch.defines)
+        kernel = cl.Kernel(program, launch.kernel)
+        values = [value for arg in launch.args for value in self._values(arg, count, loss_scale)]
+        for i, value in enumerate(values):
+            kernel.set_arg(i, value)
+        limit = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self.device)
+        local = fitted(launch.local, min(limit, self.max_group))
+        size = rounded(launch.items(count), local)
+        return Prepared(launch, kernel, size, local, len(values))
+
+    def _values(
+        self, arg: Arg, count: int, loss_scale: float
+    ) -> tuple[cl.Buffer | np.generic, ...]:
+        match arg:
+            case Slot():
+                return self.buffers[Memory.ARENA], np.int32(self.offsets[arg])
+            case At(memory, offset):
+                return self.buffers[memory], np.int32(offset)
+            case Memory():
+                return (self.buffers[arg],)
+            case Symbol.COUNT:
+                return (np.int32(count),)
+            case Symbol.LOSS_SCALE:
+                return (np.float32(loss_scale),)
+            case PerCount(factor):
+                return (np.int32(factor * count),)
+            case UInt(value):
+                return (np.uint32(value),)
+            case int():
+                return (np.int32(arg),)
+            case float():
+                return (np.float32(arg),)
+        raise TypeError(f"no kernel argument: {arg!r}")

@@ -1,0 +1,365 @@
+"""A segment's program on a device: buffers, prepared launches, and the loop that enqueues them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyopencl as cl
+from numpy.typing import NDArray
+
+from client.backends.base import DeviceData, Hyper, Metrics, Program, Usage
+from client.backends.opencl.calls import device_error, errors_as_ours
+from client.backends.opencl.data import Feed, OpenCLData, ResidentFeed, StreamFeed
+from client.backends.opencl.launch import Launch, Memory, Slot
+from client.backends.opencl.plan import SegmentPlan, gather_launch
+from client.backends.opencl.prepare import Binder, Prepared
+from client.backends.opencl.sampling import Sample
+from client.model.graph import Float32Array
+
+if TYPE_CHECKING:
+    from client.backends.opencl.device import OpenCLDevice
+
+ZEROED = (Memory.EXAMPLES, Memory.LABELS, Memory.METRICS, Memory.DROPOUT_KEY, Memory.ZEROS)
+"""Buffers that begin as zeros: a segment may run without a ``gather`` before it."""
+
+
+class OpenCLProgram(Program):
+    """See ``Program``. Launches are prepared once for each size of batch."""
+
+    def __init__(self, device: OpenCLDevice, plan: SegmentPlan) -> None:
+        self.segment, self.capacity = plan.segment, plan.capacity
+        self._device, self._plan = device, plan
+        self._buffers: dict[Memory, cl.Buffer] = {}
+        self._forward: dict[tuple[int, bool], list[Prepared]] = {}
+        self._loss: dict[tuple[int, int], list[Prepared]] = {}
+        self._backward: dict[int, list[Prepared]] = {}
+        self._gather: dict[int, list[Prepared]] = {}
+        self._update: list[Prepared] = []
+        self._hyper: Hyper | None = None
+        self._data: OpenCLData | None = None
+        self._feed: Feed | None = None
+        self._order: cl.Buffer | None = None
+        self._affine: list[cl.Buffer] = []
+        self._batch = self._order_length = 0
+        self._sample_next = False
+        self._sample: Sample | None = None
+        try:
+            for memory, nbytes in plan.nbytes.items():
+                self._buffers[memory] = device.allocator.make(nbytes, memory.name.lower())
+            with errors_as_ours(device.info.name, "preparing a program"):
+                self._binder = Binder(
+                    device.context.devices[0],
+                    device.programs,
+                    self._buffers,
+                    plan.arena.offsets,
+                    device.allocator.limits.max_work_group_size,
+                )
+                for memory in ZEROED:
+                    self._fill(memory, 0)
+                self._prepare(self.capacity)
+        except BaseException:
+            self._free()
+            raise
+        flat = (Memory.PARAMS, Memory.GRADS, Memory.VELOCITY, Memory.ROUND_START)
+        self.usage = Usage(
+            params_nbytes=sum(plan.nbytes[memory] for memory in flat),
+            arena_nbytes=plan.arena.nbytes,
+            launches=plan.step_launches,
+            variants=plan.variants,
+        )
+
+    def _prepare(self, count: int) -> None:
+        """Build everything a step needs, so that a compile error comes now."""
+        self._forward[count, True] = self._bind(self._plan.forward, count, "training")
+        self._backward[count] = self._bind(self._plan.backward, count, "training")
+        if self._plan.loss is not None:
+            self._loss[count, count] = self._bind([self._plan.loss], count, "training", 1 / count)
+        if self._plan.update is not None:
+            self._update = self._bind([self._plan.update], count, "training")
+        self._device.programs.save()
+
+    def _bind(
+        self, launches: Sequence[Launch], count: int, mode: str, loss_scale: float = 1.0
+    ) -> list[Prepared]:
+        if not 0 < count <= self.capacity:
+            raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
+        return [
+            self._binder.prepare(launch, count, loss_scale)
+            for launch in launches
+            if launch.mode in ("always", mode)
+        ]
+
+    # -- a round ---------------------------------------------------------------------------
+    def upload(self, params: Float32Array) -> None:
+        n = self.segment.num_params
+        if params.shape != (n,):
+            raise ValueError(f"parameters of shape {params.shape}, the segment has {n}")
+        buffers = self._buffers
+        values = np.ascontiguousarray(params, np.float32)
+        self._device.upload(buffers[Memory.PARAMS], values, wait=True, sample=self._sample)
+        with errors_as_ours(self._device.info.name, "beginning a round"):
+            self._fill(Memory.GRADS, 0)
+            self._fill(Memory.VELOCITY, 0)
+            cl.enqueue_copy(
+                self._device.stream(self._sample),
+                buffers[Memory.ROUND_START],
+                buffers[Memory.PARAMS],
+            )
+
+    def download(self) -> Float32Array:
+        return self._read(Memory.PARAMS, (self.segment.num_params,), np.float32)
+
+    # -- an epoch --------------------------------------------------------------------------
+    def begin_epoch(
+        self, data: DeviceData, order: NDArray[np.int32], batch: int, dropout_key: int
+    ) -> None:
+        if not isinstance(data, OpenCLData):
+            raise TypeError("the data set was loaded by another backend")
+        if not 0 < batch <= self.capacity:
+            raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
+        if not len(order) or order.min() < 0 or order.max() >= data.num_examples:
+            raise ValueError(f"an order must number examples of the {data.num_examples} loaded")
+        data.check(self.segment.model)
+        order = np.array(order, np.int32)
+        self._set_data(data, order, batch)
+        key = np.array([dropout_key & 0xFFFFFFFF, dropout_key >> 32], np.uint32)
+        self._device.upload(self._buffers[Memory.DROPOUT_KEY], key, wait=False)
+
+    def _set_data(self, data: OpenCLData, order: NDArray[np.int32], batch: int) -> None:
+        device = self._device
+        if self._order is None or self._order.size < order.nbytes:
+            if self._order is not None:
+                device.allocator.give_back(self._order)
+            self._order = device.allocator.make(order.nbytes, "an epoch's order")
+            self._gather.clear()
+        device.upload(self._order, order, wait=False)
+        if data is not self._data:
+            self._set_affine(data.dtype)
+            self._gather.clear()
+        if self._feed is not None:
+            self._feed.release()
+        if data.resident or not self.segment.is_first:
+            self._feed = ResidentFeed(data)
+        else:
+            self._feed = StreamFeed(device, data, order, batch)
+        self._data, self._batch, self._order_length = data, batch, len(order)
+
+    def _set_affine(self, dtype: np.dtype[Any]) -> None:
+        for buffer in self._affine:
+            self._device.allocator.give_back(buffer)
+        self._affine = []
+        for values in self.segment.model.input.affine(dtype):
+            self._affine.append(self._device.allocator.make(values.nbytes, "normalisation"))
+            self._device.upload(self._affine[-1], values, wait=True)
+
+    def read_metrics(self) -> Metrics:
+        words = self._read(Memory.METRICS, (3, self.capacity), np.int32)
+        with errors_as_ours(self._device.info.name, "clearing the metrics"):
+            self._fill(Memory.METRICS, 0)
+        return Metrics(
+            loss_sum=float(words[0].view(np.float32).sum(dtype=np.float64)),
+            correct=int(words[1].sum()),
+            count=int(words[2].sum()),
+        )
+
+    # -- a step ----------------------------------------------------------------------------
+    def gather(self, start: int, count: int) -> None:
+        if self._feed is None or self._data is None:
+            raise RuntimeError("gather before begin_epoch")
+        if start % self._batch or not 0 < count <= min(self._batch, self._order_length - start):
+            raise ValueError(
+                f"gather of {count} from {start}: an order of {self._order_length} is visited by "
+                f"batches of {self._batch}"
+            )
+        if count not in self._gather:
+            self._gather[count] = self._bind_gather(self._data, count)
+        self._begin_sample()
+        (prepared,) = self._gather[count]
+        if not self.segment.is_first:
+            prepared.kernel.set_arg(prepared.num_args, np.int32(start))
+            self._run([prepared])
+            return
+        buffer, chunk_start, wait_for = self._feed.batch(start, count)
+        prepared.kernel.set_arg(prepared.num_args, np.int32(start))
+        if chunk_start >= 0:
+            prepared.kernel.set_arg(prepared.num_args + 1, np.int32(chunk_start))
+            prepared.kernel.set_arg(prepared.num_args + 2, buffer)
+        event = self._run([prepared], wait_for)
+        self._feed.gathered(start, count, event, self._sample)
+
+    def _bind_gather(self, data: OpenCLData, count: int) -> list[Prepared]:
+        """Its last arguments: start, (chunk_start, data,) order, classes, (factor, shift)."""
+        with errors_as_ours(self._device.info.name, "preparing the gather"):
+            gather = self._bind([gather_launch(self._plan, data.dtype)], count, "training")
+            kernel, at = gather[0].kernel, gather[0].num_args + 1
+            rest: list[cl.Buffer | np.generic | None] = [self._order, data.y]
+            if self.segment.is_first:
+                rest = [np.int32(-1), data.x, *rest, *self._affine]
+            for value in rest:
+                if value is not None:  # a chunk's buffer is set with each batch
+                    kernel.set_arg(at, value)
+                at += 1
+        self._device.programs.save()
+        return gather
+
+    def forward(self, count: int, training: bool = True) -> None:
+        key = (count, training)
+        if key not in self._forward:
+            mode = "training" if training else "evaluation"
+            self._forward[key] = self._bind(self._plan.forward, count, mode)
+        self._run(self._forward[key])
+
+    def loss(self, count: int, total: int | None = None) -> None:
+        if self._plan.loss is None:
+            raise ValueError("the loss belongs to the last segment")
+        key = (count, total or count)
+        if key not in self._loss:
+            self._loss[key] = self._bind([self._plan.loss], count, "training", 1 / key[1])
+        self._run(self._loss[key])
+
+    def backward(self, count: int) -> None:
+        if count not in self._backward:
+            self._backward[count] = self._bind(self._plan.backward, count, "training")
+        self._run(self._backward[count])
+
+    def update(self, hyper: Hyper) -> None:
+        if hyper != self._hyper:
+            for prepared in self._update:
+                values = (
+                    np.float32(hyper.lr),
+                    np.float32(hyper.momentum),
+                    np.int32(hyper.nesterov),
+                    np.float32(hyper.weight_decay),
+                    np.float32(hyper.proximal_mu),
+                )
+                for i, value in enumerate(values, prepared.num_args):
+                    prepared.kernel.set_arg(i, value)
+            self._hyper = hyper
+        event = self._run(self._update)
+        if self._sample is not None:
+            self._end_sample()
+        if event is not None:
+            self._device.enqueued(event)
+
+    def _run(
+        self, launches: list[Prepared], wait_for: list[cl.Event] | None = None
+    ) -> cl.Event | None:
+        """Enqueue; returns the last event."""
+        sample = self._sample
+        queue = self._device.stream(sample)
+        enqueue = cl.enqueue_nd_range_kernel
+        event: cl.Event | None = None
+        p: Prepared | None = None
+        try:
+            for p in launches:
+                event = enqueue(queue, p.kernel, p.global_size, p.local_size, wait_for=wait_for)
+                wait_for = None
+                if sample is not None:
+                    sample.add(p.launch.busy, event)
+        except cl.Error as e:
+            assert p is not None
+            doing = f"kernel {p.launch.kernel} of {p.launch.op} {p.launch.variant}".strip()
+            raise device_error(self._device.info.name, doing, e) from e
+        return event
+
+    # -- sampled steps -----------------------------------------------------------------------
+    def sample_next_step(self) -> None:
+        self._sample_next = True
+
+    def _begin_sample(self) -> None:
+        if self._sample is not None:  # a step without an update: not a training step
+            self._leave_profiling_queue()
+        if self._sample_next:
+            device, self._sample_next = self._device, False
+            with errors_as_ours(device.info.name, "beginning a timed step"):
+                before = cl.enqueue_marker(device.queue)
+                device.queue.flush()
+                cl.enqueue_barrier(device.profiling_queue, wait_for=[before])
+            self._sample = Sample()
+
+    def _end_sample(self) -> None:
+        assert self._sample is not None
+        self._device.samples.add(self._sample)
+        self._leave_profiling_queue()
+
+    def _leave_profiling_queue(self) -> None:
+        device, self._sample = self._device, None
+        with errors_as_ours(device.info.name, "ending a timed step"):
+            after = cl.enqueue_marker(device.profiling_queue)
+            device.profiling_queue.flush()
+            cl.enqueue_barrier(device.queue, wait_for=[after])
+
+    # -- boundaries and tests --------------------------------------------------------------
+    def put_input(self, x: Float32Array) -> None:
+        self._put(self._plan.input, self.segment.input, x)
+
+    def take_output(self, count: int) -> Float32Array:
+        return self._take(self._plan.output, self.segment.output, count)
+
+    def put_output_grad(self, dy: Float32Array) -> None:
+        if self._plan.output_grad is not None:  # nothing before it has parameters
+            self._put(self._plan.output_grad, self.segment.output, dy)
+
+    def take_input_grad(self, count: int) -> Float32Array:
+        if self._plan.input_grad is None:
+            raise ValueError("the gradient of the network's own input is not computed")
+        return self._take(self._plan.input_grad, self.segment.input, count)
+
+    def _put(self, slot: Slot, tensor: int, values: Float32Array) -> None:
+        shape = self.segment.model.tensors[tensor]
+        if values.shape[1:] != shape or not 0 < len(values) <= self.capacity:
+            raise ValueError(f"found shape {values.shape}, needs up to {self.capacity} of {shape}")
+        self._device.upload(
+            self._buffers[Memory.ARENA],
+            np.ascontiguousarray(values, np.float32),
+            wait=True,
+            offset_nbytes=4 * self._plan.arena.offsets[slot],
+            sample=self._sample,
+        )
+
+    def _take(self, slot: Slot, tensor: int, count: int) -> Float32Array:
+        shape = (count, *self.segment.model.tensors[tensor])
+        return self._read(Memory.ARENA, shape, np.float32, 4 * self._plan.arena.offsets[slot])
+
+    def read_grads(self) -> Float32Array:
+        return self._read(Memory.GRADS, (self.segment.num_params,), np.float32)
+
+    def _read(
+        self, memory: Memory, shape: tuple[int, ...], dtype: Any, offset_nbytes: int = 0
+    ) -> NDArray[Any]:
+        buffer = self._buffers[memory]
+        return self._device.download(buffer, shape, dtype, offset_nbytes, self._sample)
+
+    def poison(self) -> None:
+        with errors_as_ours(self._device.info.name, "filling with NaN"):
+            self._fill(Memory.ARENA, np.nan)
+            self._fill(Memory.GRADS, np.nan)
+
+    def _fill(self, memory: Memory, value: float) -> None:
+        nbytes = self._plan.nbytes[memory]
+        pattern = np.float32(value)
+        queue = self._device.stream(self._sample)
+        cl.enqueue_fill_buffer(queue, self._buffers[memory], pattern, 0, nbytes)
+
+    def release(self) -> None:
+        if not self._buffers:
+            return
+        self._device.finish()
+        self._free()
+        self._device.released(self)
+
+    def _free(self) -> None:
+        if self._feed is not None:
+            self._feed.release()
+        give_back = self._device.allocator.give_back
+        for buffer in (*self._buffers.values(), *self._affine):
+            give_back(buffer)
+        if self._order is not None:
+            give_back(self._order)
+        self._buffers.clear()
+        self._affine, self._order, self._feed, self._data = [], None, None, None
+        for prepared in (self._forward, self._loss, self._backward, self._gather):
+            prepared.clear()
+        self._update = []

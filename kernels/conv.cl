@@ -1,0 +1,300 @@
+// Convolution in NCHW (cross-correlation, as PyTorch's), directly on registers: no im2col.
+//   y[n,o,i,j]   = b[o] + sum over c,u,v of w[o,c,u,v] · x[n, c, i·SH - PT + u·DH, j·SW - PL + v·DW]
+//   dx           = its transpose in x
+//   dw[o,c,u,v]  = sum over n,i,j of dy[n,o,i,j] · x[n, c, i·SH - PT + u·DH, j·SW - PL + v·DW]
+// Vectors go along the width. A row that lies in the padding is read from a row of zeros, and
+// columns that lie in the padding are masked, so that the inner loops have no branches.
+// One pass is built at a time, by PASS; shapes are constants.
+
+#ifndef PASS
+#define PASS 0 // 0: forward, 1: gradient of the input, 2: gradient of weights and bias
+#endif
+#ifndef SH
+#define SH 1 // stride, rows
+#endif
+#ifndef SW
+#define SW 1 // stride, columns
+#endif
+#ifndef DH
+#define DH 1 // dilation, rows
+#endif
+#ifndef DW
+#define DW 1 // dilation, columns
+#endif
+#ifndef PT
+#define PT 0 // rows of padding at the top
+#endif
+#ifndef PL
+#define PL 0 // columns of padding at the left
+#endif
+#ifndef TC
+#define TC 4 // channels in a work-item's tile: of the output (forward), of the input (gradients)
+#endif
+#ifndef TR
+#define TR 2 // rows in a tile (forward, gradient of the input)
+#endif
+#ifndef TO
+#define TO 4 // output channels in a tile (gradient of the weights)
+#endif
+#ifndef SPLIT
+#define SPLIT 1 // images in one partial sum (gradient of the weights)
+#endif
+#ifndef BIAS
+#define BIAS 0 // 1: there is a bias
+#endif
+#ifndef RELU
+#define RELU 0 // 1: max(·, 0) last (forward)
+#endif
+#ifndef GATE
+#define GATE 0 // 1: zero dx where x (a ReLU's output) is not positive
+#endif
+#ifndef ACCUMULATE
+#define ACCUMULATE 0 // 1: add to dx what it holds
+#endif
+// Without defaults: C H W of the input, O OH OW of the output, KH KW of the kernel.
+
+#define TAPS (KH * KW)
+#define ZERO_MARGIN 64 // zeros before column 0 of the row of zeros
+
+// Columns first, first + SW, ... of a row of the input; zero outside [0, W).
+inline floatv load_columns(__global const float *row, const int first) {
+#if SW == 1
+  const intv column = (intv)(first) + LANES;
+  return select((floatv)0, LOADV(row + first),
+                (intv)((column >= (intv)0) & (column < (intv)(W))));
+#else
+  float lane[VW];
+  for (int i = 0; i < VW; i++) {
+    const int column = first + i * SW;
+    lane[i] = (column >= 0 && column < W) ? row[column] : 0;
+  }
+  return LOADV(lane);
+#endif
+}
+
+#if PASS == 0
+__kernel void conv_forward(IN(x), IN(w),
+#if BIAS
+                           IN(bias),
+#endif
+                           OUT(y), __global const float *zeros, const int count) {
+  const int tile_columns = (OW + VW - 1) / VW, tile_rows = (OH + TR - 1) / TR;
+  const int tile = get_global_id(0), o0 = get_global_id(1) * TC, image = get_global_id(2);
+  if (tile >= tile_columns * tile_rows || o0 >= O || image >= count)
+    return;
+  OPEN_IN(x);
+  OPEN_IN(w);
+  OPEN_OUT(y);
+  const int row0 = tile / tile_columns * TR, column0 = tile % tile_columns * VW;
+  floatv acc[TC][TR];
+  __global const float *w_of[TC];
+#if BIAS
+  OPEN_IN(bias);
+#endif
+#pragma unroll
+  for (int o = 0; o < TC; o++) {
+    const int channel = min(o0 + o, O - 1);
+    w_of[o] = w + channel * (C * TAPS);
+#pragma unroll
+    for (int r = 0; r < TR; r++)
+#if BIAS
+      acc[o][r] = (floatv)(bias[channel]);
+#else
+      acc[o][r] = (floatv)0;
+#endif
+  }
+  for (int c = 0; c < C; c++)
+    for (int u = 0; u < KH; u++) {
+      __global const float *row[TR];
+#pragma unroll
+      for (int r = 0; r < TR; r++) {
+        const int i = (row0 + r) * SH - PT + u * DH;
+        row[r] = (i >= 0 && i < H) ? x + ((image * C + c) * H + i) * W : zeros + ZERO_MARGIN;
+      }
+      const int tap = (c * KH + u) * KW;
+#pragma unroll
+      for (int v = 0; v < KW; v++) {
+        floatv xv[TR];
+#pragma unroll
+        for (int r = 0; r < TR; r++)
+          xv[r] = load_columns(row[r], column0 * SW - PL + v * DW);
+#pragma unroll
+        for (int o = 0; o < TC; o++) {
+          const floatv wv = (floatv)(w_of[o][tap + v]);
+#pragma unroll
+          for (int r = 0; r < TR; r++)
+            acc[o][r] += wv * xv[r];
+        }
+      }
+    }
+#pragma unroll
+  for (int o = 0; o < TC; o++)
+#pragma unroll
+    for (int r = 0; r < TR; r++)
+      if (o0 + o < O && row0 + r < OH) {
+#if RELU
+        const floatv value = relu(acc[o][r]);
+#else
+        const floatv value = acc[o][r];
+#endif
+        store_first(value, y + ((image * O + o0 + o) * OH + row0 + r) * OW + column0,
+                    OW - column0);
+      }
+}
+#endif
+
+#if PASS == 1
+// Columns of dy that column first, first + 1, ... of the (padded) input met; zero if there is none.
+inline floatv load_met(__global const float *row, const int first) {
+#if SW == 1
+  const intv column = (intv)(first) + LANES;
+  return select((floatv)0, LOADV(row + first),
+                (intv)((column >= (intv)0) & (column < (intv)(OW))));
+#else
+  float lane[VW];
+  for (int i = 0; i < VW; i++) {
+    const int at = first + i;
+    lane[i] = (at >= 0 && at % SW == 0 && at / SW < OW) ? row[at / SW] : 0;
+  }
+  return LOADV(lane);
+#endif
+}
+
+__kernel void conv_dgrad(IN(dy), IN(w),
+#if GATE
+                         IN(x),
+#endif
+                         OUT(dx), __global const float *zeros, const int count) {
+  const int tile_columns = (W + VW - 1) / VW, tile_rows = (H + TR - 1) / TR;
+  const int tile = get_global_id(0), c0 = get_global_id(1) * TC, image = get_global_id(2);
+  if (tile >= tile_columns * tile_rows || c0 >= C || image >= count)
+    return;
+  OPEN_IN(dy);
+  OPEN_IN(w);
+  OPEN_OUT(dx);
+  const int row0 = tile / tile_columns * TR, column0 = tile % tile_columns * VW;
+  floatv acc[TC][TR];
+  int w_at[TC];
+#pragma unroll
+  for (int c = 0; c < TC; c++) {
+    w_at[c] = min(c0 + c, C - 1) * TAPS;
+#pragma unroll
+    for (int r = 0; r < TR; r++)
+      acc[c][r] = (floatv)0;
+  }
+  for (int o = 0; o < O; o++)
+    for (int u = 0; u < KH; u++) {
+      __global const float *row[TR];
+#pragma unroll
+      for (int r = 0; r < TR; r++) {
+        const int at = row0 + r + PT - u * DH, i = at / SH;
+        const bool met = at >= 0 && at % SH == 0 && i < OH;
+        row[r] = met ? dy + ((image * O + o) * OH + i) * OW : zeros + ZERO_MARGIN;
+      }
+      __global const float *taps = w + (o * C * KH + u) * KW;
+#pragma unroll
+      for (int v = 0; v < KW; v++) {
+        floatv dyv[TR];
+#pragma unroll
+        for (int r = 0; r < TR; r++)
+          dyv[r] = load_met(row[r], column0 + PL - v * DW);
+#pragma unroll
+        for (int c = 0; c < TC; c++) {
+          const floatv wv = (floatv)(taps[w_at[c] + v]);
+#pragma unroll
+          for (int r = 0; r < TR; r++)
+            acc[c][r] += wv * dyv[r];
+        }
+      }
+    }
+#if GATE
+  OPEN_IN(x);
+#endif
+#pragma unroll
+  for (int c = 0; c < TC; c++)
+#pragma unroll
+    for (int r = 0; r < TR; r++)
+      if (c0 + c < C && row0 + r < H) {
+        const int at = ((image * C + c0 + c) * H + row0 + r) * W + column0;
+        floatv value = acc[c][r];
+#if GATE
+        value = relu_gate(LOADV(x + at), value);
+#endif
+#if ACCUMULATE
+        value += LOADV(dx + at);
+#endif
+        store_first(value, dx + at, W - column0);
+      }
+}
+#endif
+
+#if PASS == 2
+// Work-item (kernel row u and block of TC input channels; block of TO output channels; split).
+// Split s sums images [s·SPLIT, (s+1)·SPLIT); its result, weights and then bias, goes to
+// partial + s · (O·C·KH·KW + BIAS·O), or to the gradients themselves where there is one split.
+__kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int count) {
+  const int u = get_global_id(0) % KH, c0 = get_global_id(0) / KH * TC;
+  const int o0 = get_global_id(1) * TO, split = get_global_id(2);
+  const int first = split * SPLIT;
+  if (c0 >= C || o0 >= O)
+    return;
+  OPEN_IN(x);
+  OPEN_IN(dy);
+  OPEN_OUT(partial);
+  partial += split * (O * C * TAPS + BIAS * O);
+  const int stop = min(first + SPLIT, count);
+  floatv acc[TO][TC][KW];
+#pragma unroll
+  for (int o = 0; o < TO; o++)
+#pragma unroll
+    for (int c = 0; c < TC; c++)
+#pragma unroll
+      for (int v = 0; v < KW; v++)
+        acc[o][c][v] = (floatv)0;
+  for (int image = first; image < stop; image++)
+    for (int i = 0; i < OH; i++) {
+      const int x_row = i * SH - PT + u * DH;
+      if (x_row < 0 || x_row >= H)
+        continue;
+      for (int j = 0; j < OW; j += VW) {
+        floatv dyv[TO];
+#pragma unroll
+        for (int o = 0; o < TO; o++)
+          dyv[o] = select((floatv)0,
+                          LOADV(dy + ((image * O + min(o0 + o, O - 1)) * OH + i) * OW + j),
+                          (intv)(LANES < (intv)(OW - j)));
+#pragma unroll
+        for (int c = 0; c < TC; c++) {
+          __global const float *row = x + ((image * C + min(c0 + c, C - 1)) * H + x_row) * W;
+#pragma unroll
+          for (int v = 0; v < KW; v++) {
+            const floatv xv = load_columns(row, j * SW - PL + v * DW);
+#pragma unroll
+            for (int o = 0; o < TO; o++)
+              acc[o][c][v] += dyv[o] * xv;
+          }
+        }
+      }
+    }
+#pragma unroll
+  for (int o = 0; o < TO; o++)
+#pragma unroll
+    for (int c = 0; c < TC; c++)
+#pragma unroll
+      for (int v = 0; v < KW; v++)
+        if (o0 + o < O && c0 + c < C)
+          partial[(((o0 + o) * C + c0 + c) * KH + u) * KW + v] = sum_lanes(acc[o][c][v]);
+#if BIAS
+  if (get_global_id(0) == 0)
+    for (int o = o0; o < min(o0 + TO, O); o++) {
+      floatv sum = (floatv)0;
+      for (int image = first; image < stop; image++) {
+        __global const float *plane = dy + (image * O + o) * (OH * OW);
+        for (int i = 0; i < OH * OW; i += VW)
+          sum += select((floatv)0, LOADV(plane + i), (intv)(LANES < (intv)(OH * OW - i)));
+      }
+      partial[O * C * TAPS + o] = sum_lanes(sum);
+    }
+#endif
+}
+#endif
