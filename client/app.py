@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from client.fields import parse
 from client.timing import RoundClock
 from client.worker.protocol import ADDRESS_VARIABLE, read_token
 from client.worker.session import NodeSession, Session
+
+log = logging.getLogger(__name__)
 
 app = ClientApp()
 
@@ -38,7 +41,12 @@ def session_of(experiment: str, base: str) -> NodeSession:
 
 def _session(context: Context) -> NodeSession:
     config = context.run_config
-    return session_of(str(config["experiment"]), str(config["base"]))
+    experiment = str(config["experiment"])
+    backend = context.node_config.get("backend")
+    if backend is not None:  # the node's owner decides which of its processors may train
+        value = json.loads(experiment) | {"devices": {"backend": backend}}
+        experiment = json.dumps(value)
+    return session_of(experiment, str(config["base"]))
 
 
 @app.train()
@@ -46,10 +54,11 @@ def train(message: Message, context: Context) -> Message:
     """One round of training on this node."""
     clock = RoundClock()
     with clock.phase("decode"):
+        wire.check_software(message)
         session = _session(context)
         task, params = wire.unpack_task(message, session.model, session.experiment.train)
         recorded = wire.recorded_placement(message)
-        node = wire.identity(context, session.shares)
+        node = wire.identity(context, lambda: session.shares.names)
     outcome, record = session.train(node.partition, node.path, params, task, recorded, clock)
     with clock.phase("encode"):
         content = wire.pack_trained(session.model, outcome)
@@ -63,9 +72,10 @@ def evaluate(message: Message, context: Context) -> Message:
     """The global model on this node's own held-out examples."""
     clock = RoundClock()
     with clock.phase("decode"):
+        wire.check_software(message)
         session = _session(context)
         _, params = wire.unpack_task(message, session.model, session.experiment.train)
-        node = wire.identity(context, session.shares)
+        node = wire.identity(context, lambda: session.shares.names)
     metrics, record = session.evaluate(node.partition, node.path, params, clock)
     with clock.phase("encode"):
         content = wire.pack_evaluated(metrics)
@@ -76,6 +86,9 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query("who")
 def who(message: Message, context: Context) -> Message:
-    """Which share of the data this node holds: by these names a server samples and aggregates."""
-    name = wire.identity(context, _session(context).shares).partition
-    return Message(wire.pack_name(name), reply_to=message)
+    """Who this node is: by partition names a server samples and aggregates."""
+    refused = wire.refusal(message)
+    if refused:
+        log.warning("the server does without this node: %s", refused)
+    name = wire.identity(context, lambda: _session(context).shares.names).partition
+    return Message(wire.pack_answer(context, name), reply_to=message)

@@ -7,7 +7,8 @@ under ``record`` one JSON text with the node's own record (see client/record.py)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ import kernels
 from client import __version__
 from client.backends.base import Hyper, Metrics
 from client.config import Experiment, TrainConfig
-from client.data.shares import Shares
-from client.errors import MismatchError
+from client.errors import MismatchError, PocketfedError
 from client.model.graph import Float32Array, Model
 from client.record import NodeRecord, Placement, placement_from_json
 from client.trainer import Outcome, Task
@@ -29,7 +29,10 @@ from client.trainer import Outcome, Task
 ARRAYS, CONFIG, METRICS, RECORD = "arrays", "config", "metrics", "record"
 
 WHO = "query.who"
-"""Type of the message by which a server asks a node for the name of its share of the data."""
+"""Type of the message by which a server asks a node who it is."""
+
+SAME_SOFTWARE = "install the same pocketfed on both sides"
+"""What mends a difference in version or kernels."""
 
 
 def arrays_to_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -62,6 +65,33 @@ def task_config(
     }
 
 
+def question(refused: str = "") -> RecordDict:
+    """The content of ``WHO``; ``refused`` tells the node why the server does without it."""
+    return RecordDict({CONFIG: ConfigRecord({"refused": refused} if refused else {})})
+
+
+def error_text(reply: Message) -> str:
+    """What an error reply says, without what Flower's runtimes wrap around a node's exception."""
+    reason = reply.error.reason or f"Flower's error code {reply.error.code}"
+    wrapped = re.fullmatch(r"<class '(?:.*\.)?(.+)'>:<'(.*)'>", reason, re.DOTALL)
+    if wrapped is None:
+        return reason
+    name, text = wrapped[1], wrapped[2]
+    _, simulated, said = text.rpartition("ClientAppException occurred. Message: ")
+    ours = simulated or name in (c.__name__ for c in _subclasses(PocketfedError))
+    return said if ours else f"{name}: {text}"
+
+
+def _subclasses(cls: type[PocketfedError]) -> list[type[PocketfedError]]:
+    return [c for sub in cls.__subclasses__() for c in (sub, *_subclasses(sub))]
+
+
+def check_answer(answer: Answer) -> None:
+    """MismatchError if the node runs other code than this server."""
+    compare("version", __version__, answer.version, SAME_SOFTWARE)
+    compare("kernels", kernels.digest(), answer.kernels, SAME_SOFTWARE)
+
+
 # -- the node's side ------------------------------------------------------------------------
 
 
@@ -73,41 +103,76 @@ class Identity:
     path: Path | None
 
 
-def identity(context: Context, shares: Shares) -> Identity:
-    """From the node's config: ``name`` and ``data``, or Flower's ``partition-id`` of ``shares``."""
+def identity(context: Context, names: Callable[[], Sequence[str]]) -> Identity:
+    """From the node's config: ``name`` and ``data``, or Flower's ``partition-id`` in ``names``."""
     config = context.node_config
     path = Path(str(config["data"])) if "data" in config else None
     if "name" in config:
         return Identity(str(config["name"]), path)
     if path is not None:
         return Identity(path.stem, path)
-    return Identity(shares.names[int(_number(config["partition-id"]))], None)
+    return Identity(names()[int(_number(config["partition-id"]))], None)
 
 
-def pack_name(name: str) -> RecordDict:
-    """The answer to ``WHO``: the name of the node's share of the data."""
-    return RecordDict({RECORD: ConfigRecord({"partition": name})})
+@dataclass(frozen=True)
+class Answer:
+    """What a node says of itself. ``identity`` stays over its restarts; empty if it has none."""
+
+    partition: str
+    identity: str
+    version: str
+    kernels: str
 
 
-def unpack_name(content: RecordDict) -> str:
-    """The name in an answer to ``WHO``."""
-    return str(content[RECORD]["partition"])
+def pack_answer(context: Context, partition: str) -> RecordDict:
+    """The answer to ``WHO``."""
+    values = {
+        "partition": partition,
+        "identity": str(context.node_config.get("identity", "")),
+        "version": __version__,
+        "kernels": kernels.digest(),
+    }
+    return RecordDict({RECORD: ConfigRecord(dict(values))})
+
+
+def unpack_answer(content: RecordDict) -> Answer:
+    """What a node says of itself; MismatchError if it is none of ours."""
+    record = content.get(RECORD)
+    values = {k: v for k, v in record.items() if isinstance(v, str)} if record else {}
+    try:
+        return Answer(values["partition"], *(values[k] for k in ("identity", "version", "kernels")))
+    except KeyError as e:
+        raise MismatchError(f"its answer has no {e}: install the same pocketfed there") from None
+
+
+def refusal(message: Message) -> str:
+    """Why the server does without this node; empty if it does not."""
+    config = message.content.get(CONFIG)
+    return str(config.get("refused", "")) if isinstance(config, ConfigRecord) else ""
+
+
+def check_software(message: Message) -> None:
+    """MismatchError if the server runs other code; to be asked before anything else is read."""
+    config = message.content[CONFIG]
+    for key, ours in (("version", __version__), ("kernels", kernels.digest())):
+        compare(key, str(config.get(key, "unknown")), ours, SAME_SOFTWARE)
+
+
+def compare(key: str, server: str, node: str, remedy: str) -> None:
+    """MismatchError naming both values if they differ."""
+    if server != node:
+        raise MismatchError(
+            f"server and node differ in {key}: server {server}, node {node}: {remedy}"
+        )
 
 
 def unpack_task(message: Message, model: Model, train: TrainConfig) -> tuple[Task, Float32Array]:
     """The task and the flat parameters; MismatchError if the server's side is another one."""
+    check_software(message)
     config = message.content[CONFIG]
     assert isinstance(config, ConfigRecord)
-    for key, ours, remedy in (
-        ("version", __version__, "install the same pocketfed on both sides"),
-        ("kernels", kernels.digest(), "install the same pocketfed on both sides"),
-        ("model", model.digest, "give both sides the same experiment"),
-    ):
-        theirs = str(config.get(key, "unknown"))
-        if theirs != ours:
-            raise MismatchError(
-                f"server and node differ in {key}: server {theirs}, node {ours}: {remedy}"
-            )
+    remedy = "give both sides the same experiment"
+    compare("model", str(config.get("model", "unknown")), model.digest, remedy)
     arrays = message.content[ARRAYS]
     assert isinstance(arrays, ArrayRecord)
     hyper = Hyper(

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 
+from client.children import set_up_flower
 from client.errors import MissingExtraError, PocketfedError
 
 INTERRUPTED = 130
@@ -19,6 +20,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code."""
+    set_up_flower()
     _log_to_stderr()
     try:
         try:

@@ -48,9 +48,16 @@ def simulate(
     replay: Annotated[
         Path | None, typer.Option(help="Repeat this run with its recorded placements.")
     ] = None,
+    engine: Annotated[
+        Literal["inline", "ray"],
+        typer.Option(help="inline: in this process, in turn; ray: Flower's simulation runtime."),
+    ] = "inline",
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Train in a worker process that may crash or hang.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a federation in this process: every node trains in turn."""
+    """Run a federation on this machine."""
     from server import live
     from server import simulate as simulation
 
@@ -71,12 +78,14 @@ def simulate(
     with live.view() as observer:
         if experiment is not None:
             loaded = load_experiment(experiment, tuple(settings or ()))
-            result = simulation.start(loaded, experiment.parent, out, observer, init=init)
+            result = simulation.start(
+                loaded, experiment.parent, out, observer, init, engine, isolate
+            )
         elif resume is not None:
-            result = simulation.resume(resume, observer)
+            result = simulation.resume(resume, observer, engine, isolate)
         else:
             assert replay is not None
-            result = simulation.replay(replay, out, observer)
+            result = simulation.replay(replay, out, observer, engine, isolate)
     live.summary(result)
     _finish(result.to_json(), as_json)
 

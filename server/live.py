@@ -50,6 +50,9 @@ class PlainLines(Observer):
         resumed = f", from round {first_round}" if first_round > 1 else ""
         self._line(f"{name}: {rounds} rounds, {len(partitions)} nodes{resumed}; {folder}")
 
+    def waiting(self, connected: int, wanted: int) -> None:
+        self._line(f"{connected} of {wanted} nodes connected")
+
     def node_failed(self, row: NodeRound) -> None:
         self._line(f"round {row.round}: {row.partition}: {row.status}: {row.error}")
 
@@ -102,6 +105,11 @@ class LiveView(PlainLines):
     ) -> None:
         super().run_started(folder, name, rounds, partitions, first_round)
         self._nodes = {partition: _NodeState() for partition in partitions}
+        self._refresh()
+
+    def nodes_joined(self, partitions: list[str]) -> None:
+        for partition in partitions:
+            self._nodes.setdefault(partition, _NodeState())
         self._refresh()
 
     def round_started(self, number: int, rounds: int, partitions: list[str]) -> None:

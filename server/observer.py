@@ -34,6 +34,12 @@ class Observer:
     ) -> None:
         """The run's folder is ready; ``first_round`` is above 1 when it is resumed."""
 
+    def waiting(self, connected: int, wanted: int) -> None:
+        """The run waits for nodes, before it begins or between rounds."""
+
+    def nodes_joined(self, partitions: list[str]) -> None:
+        """Nodes that were not there when the run began."""
+
     def round_started(self, number: int, rounds: int, partitions: list[str]) -> None:
         """``partitions`` were sampled for round ``number`` of ``rounds``."""
 

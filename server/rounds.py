@@ -31,6 +31,7 @@ from server.observer import Observer
 from server.replies import RejectedError, check_reply, payload_nbytes
 from server.sampling import OrderedGrid, keyed_random
 from server.store import NodeRound, RoundInfo, Store
+from server.strategies import fit_to
 
 Arrays = dict[str, NDArray[np.float32]]
 Evaluation = Callable[[Arrays], tuple[float, float]]
@@ -98,7 +99,8 @@ class Rounds:
 
     ``names``: node id -> partition name. ``evaluate``: (loss, accuracy) of the global model on the
     central examples, None if there are none. ``node_states``: the nodes' state to be kept in
-    checkpoints, empty where the engine has no access to it.
+    checkpoints, empty where the engine has no access to it. ``refresh``: the names of the nodes
+    that are there now, asked before each round where nodes come and go.
     """
 
     experiment: Experiment
@@ -112,6 +114,7 @@ class Rounds:
     observer: Observer = field(default_factory=Observer)
     choices: Choices = field(default_factory=Choices)
     node_states: Callable[[], dict[str, RecordDict]] = dict
+    refresh: Callable[[], dict[int, str]] | None = None
 
     def run(self, arrays: Arrays, first_round: int = 1) -> Arrays:
         """All rounds from ``first_round`` on; the last round's global parameters."""
@@ -121,6 +124,7 @@ class Rounds:
 
     def run_round(self, number: int, arrays: Arrays) -> Arrays:
         """One round; RoundError if it cannot be completed. What came in is recorded either way."""
+        self._take_stock()
         began_s = time.monotonic()
         tasks = self._configure_train(number, arrays)
         partitions = [self._partition(task) for task in tasks]
@@ -157,6 +161,19 @@ class Rounds:
         return arrays
 
     # -- the steps of a round ------------------------------------------------------------------
+
+    def _take_stock(self) -> None:
+        """Who is there for this round: late nodes are taken in, nodes that left are left out."""
+        if self.refresh is None:
+            return
+        names = self.refresh()
+        new = {node_id: name for node_id, name in names.items() if node_id not in self.names}
+        self.names = names
+        if new:
+            self.store.add_nodes(new)
+            self.observer.nodes_joined(sorted(new.values()))
+        federation = self.experiment.federation
+        fit_to(self.strategy, len(names), federation.nodes_per_round, federation.evaluate_nodes)
 
     def _configure_train(self, number: int, arrays: Arrays) -> list[Message]:
         """The strategy's messages, with what every task carries, in the order of partitions."""
@@ -245,7 +262,7 @@ class Rounds:
         arrived = _Arrived(payload_nbytes(reply), arrived_s)
         if reply.has_error():
             late = reply.error.code == EXPIRED
-            reason = reply.error.reason or f"Flower's error code {reply.error.code}"
+            reason = wire.error_text(reply)
             status: Literal["late", "failed"] = "late" if late else "failed"
             return _row(number, task, sent, status, reason, arrived)
         shapes = {p.name: p.shape for p in self.model.params}

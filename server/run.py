@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from client.model import Model, build_model, initialise
 from server.checkpoint import Checkpoints, State, load_arrays, restore_strategy, save_model
 from server.folder import RunFolder, versions
 from server.observer import Observer, Result
+from server.roster import Roster
 from server.rounds import Arrays, Choices, Evaluation, Rounds
 from server.store import RunInfo, Store, now
 from server.strategies import build_strategy
@@ -58,6 +59,42 @@ class Run:
         """The first round that is not whole yet."""
         return self.state.round + 1 if self.state else 1
 
+    def on_nodes(
+        self,
+        strategy: Strategy,
+        grid: Grid,
+        wanted: int,
+        held_out: Dataset | None,
+        observer: Observer,
+        wait_s: float,
+    ) -> Result:
+        """All rounds that are left, on nodes that come and go.
+
+        Begins once ``wanted`` nodes are there, or after ``wait_s`` with those that are, if they
+        are at least ``federation.quorum``; each later round waits as long for that many.
+        """
+
+        def note(kind: str, message: str, partition: str | None) -> None:
+            self.store.add_event(kind, message, None, partition)
+            observer.note(kind, message, partition)
+
+        quorum = self.experiment.federation.quorum
+        roster = Roster(grid, note)
+        with self._failure_noted():
+            names = roster.wait(wanted, quorum, wait_s, observer.waiting)
+            if len(names) < wanted:
+                note(
+                    "nodes", f"begins with {len(names)} of {wanted} nodes after {wait_s:g} s", None
+                )
+        return self.carry_out(
+            strategy,
+            grid,
+            names,
+            held_out,
+            observer,
+            refresh=lambda: roster.wait(quorum, quorum, wait_s, observer.waiting),
+        )
+
     def carry_out(
         self,
         strategy: Strategy,
@@ -66,12 +103,14 @@ class Run:
         held_out: Dataset | None,
         observer: Observer,
         contexts: Mapping[int, Context] | None = None,
+        refresh: Callable[[], dict[int, str]] | None = None,
     ) -> Result:
         """All rounds that are left, then the model file.
 
         ``names``: node id -> partition name. ``held_out``: the central examples. ``contexts``:
         the nodes' contexts by node id, where the engine has them; their state goes into
-        checkpoints and comes back from them.
+        checkpoints and comes back from them. ``refresh``: who is there before each round, where
+        nodes come and go.
         """
         began_s = time.monotonic()
         by_name = {names[node_id]: context for node_id, context in (contexts or {}).items()}
@@ -103,18 +142,25 @@ class Run:
             observer=observer,
             choices=self.choices,
             node_states=lambda: {n: c.state for n, c in by_name.items() if c.state},
+            refresh=refresh,
         )
-        try:
+        with self._failure_noted():
             arrays = rounds.run(self.state.arrays if self.state else self.initial, self.first_round)
+        result = self._finish(arrays, time.monotonic() - began_s)
+        observer.run_finished(result)
+        return result
+
+    @contextmanager
+    def _failure_noted(self) -> Iterator[None]:
+        """What ends the run inside becomes its last event."""
+        try:
+            yield
         except BaseException as e:
             if not isinstance(e, StoreError):  # what cannot be written cannot be noted either
                 kind = "failed" if isinstance(e, Exception) else "interrupted"
                 text = str(e) if isinstance(e, PocketfedError) else f"{type(e).__name__}: {e}"
                 self.store.add_event(kind, text)
             raise
-        result = self._finish(arrays, time.monotonic() - began_s)
-        observer.run_finished(result)
-        return result
 
     def _finish(self, arrays: Arrays, wall_s: float) -> Result:
         last = self.store.rounds()[-1]

@@ -1,21 +1,28 @@
-"""A federation in this process, every node in turn: start, resume, replay."""
+"""A federation on this machine: start, resume, replay.
+
+The engine ``inline`` runs every node in this process, one after the other; ``ray`` runs them in
+processes of Flower's simulation runtime.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from flwr.serverapp.strategy import Strategy
 
 from client.app import app, session_of
 from client.config import Experiment
-from client.errors import StoreError
+from client.errors import ConfigError, StoreError
 from client.model import build_model
-from client.worker.session import Session
+from client.worker.session import NodeSession
 from server.engine.inline import InlineGrid
+from server.engine.ray import START_LIMIT_S, require_ray, simulation
 from server.folder import RunFolder, versions
 from server.observer import Observer, Result
 from server.rounds import Choices
@@ -31,6 +38,8 @@ from server.run import (
 )
 from server.store import Store
 
+EngineName = Literal["inline", "ray"]
+
 
 def start(
     experiment: Experiment,
@@ -38,32 +47,49 @@ def start(
     out: Path | None = None,
     observer: Observer | None = None,
     init: Path | None = None,
+    engine: EngineName = "inline",
+    isolate: bool = False,
 ) -> Result:
     """Run an experiment in a new folder.
 
     ``base``: the folder that its relative paths start from, that of its file. ``out``: the run's
-    folder, by default runs/<name>-<time>. ``init``: a model file to start from.
+    folder, by default runs/<name>-<time>. ``init``: a model file to start from. ``isolate``: nodes
+    of the inline engine train in a device worker, a process of its own.
     """
     model = build_model(experiment.model, f"{experiment.name}: model")
     initial = given_parameters(init, model) if init else None
-    with _session(experiment, base) as session:
+    _check(engine, isolate)
+    with _session(experiment, base, isolate) as session:
         strategy = strategy_of(experiment, len(session.shares.names))
         with new_run(experiment, base, out, initial) as run:
-            return _carry_out(run, strategy, session, observer)
+            return _carry_out(run, strategy, session, observer, engine)
 
 
-def resume(path: Path, observer: Observer | None = None) -> Result:
+def resume(
+    path: Path,
+    observer: Observer | None = None,
+    engine: EngineName = "inline",
+    isolate: bool = False,
+) -> Result:
     """Go on with a run after its last whole round; a run that is finished stays as it is."""
-    with resumed_run(path) as run, _session(run.experiment, run.base) as session:
+    _check(engine, isolate)
+    with resumed_run(path) as run, _session(run.experiment, run.base, isolate) as session:
         strategy = strategy_of(run.experiment, len(session.shares.names))
-        return _carry_out(run, strategy, session, observer)
+        return _carry_out(run, strategy, session, observer, engine)
 
 
-def replay(path: Path, out: Path | None = None, observer: Observer | None = None) -> Result:
+def replay(
+    path: Path,
+    out: Path | None = None,
+    observer: Observer | None = None,
+    engine: EngineName = "inline",
+    isolate: bool = False,
+) -> Result:
     """Do a recorded run again in a new folder: same nodes, placements, kernel variants, threads.
 
     The weights come out equal bit by bit. Only whole rounds are repeated.
     """
+    _check(engine, isolate)
     folder = RunFolder.existing(path)
     with Store.read(folder.db) as store:
         info, rounds, rows = store.run(), store.rounds(), store.node_rounds()
@@ -81,39 +107,73 @@ def replay(path: Path, out: Path | None = None, observer: Observer | None = None
         model = build_model(experiment.model, f"{folder.db}: model")
         initial = initial_parameters(folder, model, experiment.seed)
     base = Path(info.base)
-    with _session(experiment, base) as session:
+    with _session(experiment, base, isolate) as session:
         strategy = strategy_of(experiment, len(session.shares.names))
         with new_run(experiment, base, out, initial, repeated, tuple(notes)) as run:
-            return _carry_out(run, strategy, session, observer)
+            return _carry_out(run, strategy, session, observer, engine)
 
 
-def _carry_out(run: Run, strategy: Strategy, session: Session, observer: Observer | None) -> Result:
+def _check(engine: EngineName, isolate: bool) -> None:
+    if engine == "ray":
+        if isolate:
+            raise ConfigError("simulate: --isolate goes with --engine inline: ray isolates anyway")
+        require_ray()
+
+
+def _carry_out(
+    run: Run,
+    strategy: Strategy,
+    session: NodeSession,
+    observer: Observer | None,
+    engine: EngineName,
+) -> Result:
     watching = observer or Observer()
     config = {"experiment": _text(run.experiment), "base": str(run.base)}
+    held_out = session.shares.held_out
+    if engine == "ray":
+        wanted = len(session.shares.names)
+        with simulation(wanted, config) as nodes:
+            return run.on_nodes(strategy, nodes, wanted, held_out, watching, START_LIMIT_S)
     grid = InlineGrid(
         app,
         session.shares.names,
         config,
         on_start=lambda node_id: watching.node_started(grid.names[node_id]),
     )
-    return run.carry_out(
-        strategy, grid, grid.names, session.shares.held_out, watching, grid.contexts
-    )
+    return run.carry_out(strategy, grid, grid.names, held_out, watching, grid.contexts)
 
 
 @contextmanager
-def _session(experiment: Experiment, base: Path) -> Iterator[Session]:
+def _session(experiment: Experiment, base: Path, isolate: bool) -> Iterator[NodeSession]:
     """The session that the ClientApp of this process finds too.
 
     It ends with the run: another run in this process must decide for itself where to train.
     """
     session_of.cache_clear()
+    if isolate:
+        with _worker(), _session(experiment, base, isolate=False) as session:
+            yield session
+        return
     session = session_of(_text(experiment), str(base.resolve()))
     try:
         yield session
     finally:
         session.close()
         session_of.cache_clear()
+
+
+@contextmanager
+def _worker() -> Iterator[None]:
+    """A device worker, of which this process's environment tells its ClientApp."""
+    from client.worker.supervisor import hosted_worker
+
+    with hosted_worker() as variables:
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name in variables:
+                del os.environ[name]
 
 
 def _text(experiment: Experiment) -> str:

@@ -113,6 +113,21 @@ def build_strategy(
         )
 
 
+def fit_to(
+    strategy: Strategy, num_nodes: int, nodes_per_round: int | None, evaluate_nodes: bool
+) -> None:
+    """Sample from ``num_nodes`` from now on: all, or as many of ``nodes_per_round`` as there are.
+
+    Flower's strategies would wait without limit for nodes that have left.
+    """
+    assert isinstance(strategy, flower.FedAvg)  # what all of STRATEGIES derive from
+    sampled = min(nodes_per_round or num_nodes, num_nodes)
+    strategy.fraction_train = sampled / num_nodes
+    strategy.min_train_nodes = strategy.min_available_nodes = sampled
+    strategy.fraction_evaluate = strategy.fraction_train if evaluate_nodes else 0.0
+    strategy.min_evaluate_nodes = sampled if evaluate_nodes else 0
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Flower's constructors warn on the terminal of what is meant: no evaluation on nodes."""

@@ -14,26 +14,11 @@ from flwr.serverapp import ServerApp
 from test_simulate import assert_equal, base, experiment, weights
 
 from client.app import app as client_app
-from client.errors import RoundError
 from server import simulate
-from server.app import partition_names
-from server.engine.inline import InlineGrid
 
 __all__ = ["base"]
 
 HERE = Path(__file__).parent
-
-
-def test_nodes_say_which_partition_they_hold(base: Path) -> None:
-    config = {"experiment": json.dumps(experiment().to_dict()), "base": str(base)}
-    grid = InlineGrid(client_app, ["node-0", "node-1", "node-2", "node-3"], config)
-    for context in grid.contexts.values():
-        del context.node_config["name"]  # as under Flower's simulation: a partition-id alone
-    assert sorted(partition_names(grid, 4).values()) == ["node-0", "node-1", "node-2", "node-3"]
-    for context in grid.contexts.values():
-        context.node_config["name"] = "node-0"
-    with pytest.raises(RoundError, match="several nodes hold the same partition: node-0"):
-        partition_names(grid, 4)
 
 
 _RAY = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import kernels
@@ -167,11 +167,34 @@ def test_a_node_is_known_by_name_file_or_number(
     expected: wire.Identity,
 ) -> None:
     shares = Shares(experiment, MODEL, tmp_path)
-    assert wire.identity(context(**config), shares) == expected
+    assert wire.identity(context(**config), lambda: shares.names) == expected
 
 
-def test_a_name_arrives_as_it_was_sent() -> None:
-    assert wire.unpack_name(wire.pack_name("node-1")) == "node-1"
+def test_what_a_node_says_of_itself_arrives() -> None:
+    answer = wire.unpack_answer(wire.pack_answer(context(identity="abc"), "node-1"))
+    assert answer == wire.Answer("node-1", "abc", __version__, kernels.digest())
+    wire.check_answer(answer)
+    with pytest.raises(MismatchError, match="has no 'partition': install the same pocketfed"):
+        wire.unpack_answer(RecordDict())
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("<class 'client.errors.MismatchError'>:<'both: values'>", "both: values"),
+        ("<class 'ZeroDivisionError'>:<'by zero'>", "ZeroDivisionError: by zero"),
+        (
+            "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::run()\nException "
+            "ClientAppException occurred. Message: the loss became nan'>",
+            "the loss became nan",
+        ),
+        ("the node is gone", "the node is gone"),
+        ("", "Flower's error code 5"),
+    ],
+)
+def test_error_replies_say_what_the_node_said(reason: str, text: str) -> None:
+    question = Message(wire.question(), 2, wire.WHO)
+    assert wire.error_text(Message(Error(5, reason), reply_to=question)) == text
 
 
 def test_digests_of_models_differ_where_models_do() -> None:

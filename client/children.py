@@ -1,0 +1,137 @@
+"""Child processes: started from an empty folder, logged, and ended by their process id.
+
+A child runs in a session of its own, so that Ctrl-C on a terminal reaches only its parent, which
+then ends it in order; and it watches its parent, so that it ends even where that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from client.cache import cache_dir
+
+FLOWER_SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Flower as we use it: it asks nobody on the internet and installs nothing."""
+
+STOP_LIMIT_S = 10.0
+"""How long a child may take to end in order before it is killed."""
+
+
+def set_up_flower() -> None:
+    """Settings for Flower in this process; to be called before it is imported."""
+    for key, value in FLOWER_SETTINGS.items():
+        os.environ.setdefault(key, value)
+    os.environ.setdefault("FLWR_HOME", str(cache_dir() / "flower"))
+
+
+def environment() -> dict[str, str]:
+    """A child's environment: this interpreter's programs first on PATH, no code from its folder."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    home = {"FLWR_HOME": os.environ.get("FLWR_HOME", str(cache_dir() / "flower"))}
+    return {**os.environ, **FLOWER_SETTINGS, **home, "PATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as s:
+        s.bind((host, 0))
+        return int(s.getsockname()[1])
+
+
+class Child:
+    """``python -m module arguments…`` in the folder ``home``, which should be empty of code.
+
+    What it prints goes to ``log``; its standard output to this process's own if ``speaks``.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        home: Path,
+        log: Path,
+        speaks: bool = False,
+        extra: dict[str, str] | None = None,
+    ) -> None:
+        self.name = module.rpartition(".")[2]
+        self.log = log
+        empty = home / "empty"
+        empty.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                cwd=empty,
+                env={**environment(), **(extra or {}), "POCKETFED_PARENT": str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=None if speaks else out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.process.poll()
+
+    def last_words(self) -> str:
+        """The last line of its log that says something, to tell why it ended."""
+        with self.log.open("rb") as f:
+            f.seek(max(0, self.log.stat().st_size - 4096))
+            lines = f.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing logged")
+
+    def stop(self) -> None:
+        """End it in order; kill it if that takes too long. Its own children go with it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        with contextlib.suppress(ProcessLookupError):  # nobody is left of its session
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """Called in a child: it ends when its parent does, however that ended."""
+    parent = int(os.environ["POCKETFED_PARENT"])
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="parent watch").start()
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM inside is as Ctrl-C: what is open is closed in order."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
