@@ -118,6 +118,21 @@ def test_no_node_can_change_what_another_sees() -> None:
         np.testing.assert_array_equal(w, np.zeros(4))
 
 
+def test_what_a_node_keeps_is_its_own_though_it_sent_it() -> None:
+    """FedMedian empties the reply, not what the node remembers of it."""
+
+    def keeper(message: Message, context: Context) -> Message:
+        answer = train(message, context)
+        context.state["sent"] = answer.content["arrays"]
+        return answer
+
+    grid = InlineGrid(keeper, NAMES, {})
+    FedMedian(fraction_evaluate=0.0).start(
+        grid, ArrayRecord({"w": Array(np.zeros(4, np.float32))}), num_rounds=1
+    )
+    assert [list(c.state["sent"]) for c in grid.contexts.values()] == [["w"]] * 3
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

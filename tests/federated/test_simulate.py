@@ -110,6 +110,11 @@ def test_equal_seeds_give_equal_weights_and_others_do_not(base: Path) -> None:
     simulate.start(experiment(seed=4), base, base / "3")
     assert_equal(weights(base / "1"), weights(base / "2"))
     assert not np.array_equal(weights(base / "1")["fc1.bias"], weights(base / "3")["fc1.bias"])
+    # nor does a run inherit what the nodes of an earlier one in this process had chosen
+    with Store.read(base / "1" / "run.db") as one, Store.read(base / "2" / "run.db") as two:
+        reasons = [[r.record.reason for r in s.node_rounds() if r.record] for s in (one, two)]
+    assert reasons[0] == reasons[1]
+    assert "kept" not in reasons[0][0]
 
 
 def test_a_replay_ends_with_equal_weights(base: Path) -> None:
