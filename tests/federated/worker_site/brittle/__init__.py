@@ -1,0 +1,88 @@
+"""A backend that computes as numpy does, claims to be fast, and fails as the environment says.
+
+BRITTLE        raise, die or hang: what it does at a training step; die at discovery: discovery
+BRITTLE_ONCE   a file: it fails once, leaving this behind; otherwise at every round
+BRITTLE_CALLS  a file: a line for each call that a warm round does without
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.backends.base import Backend, Device, DeviceData, DeviceInfo, Hyper, Program
+from client.backends.numpy.device import NumpyDevice
+from client.backends.numpy.program import NumpyProgram
+from client.errors import DeviceError
+from client.model.graph import Segment
+from client.placement import probe
+
+PROBED_STEPS = (probe.GROUPS + 1) * probe.STEPS_PER_GROUP
+
+
+def fail() -> None:
+    """Do what was asked for."""
+    once = os.environ.get("BRITTLE_ONCE")
+    if once:
+        if Path(once).exists():
+            return
+        Path(once).touch()
+    how = os.environ.get("BRITTLE")
+    if how == "raise":
+        raise DeviceError("brittle device: lost")
+    if how in ("die", "discovery"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hang":
+        time.sleep(3600)
+
+
+def count(call: str) -> None:
+    """Leave a trace of a call."""
+    path = os.environ.get("BRITTLE_CALLS")
+    if path:
+        with Path(path).open("a") as f:
+            f.write(f"{call}\n")
+
+
+class BrittleProgram(NumpyProgram):
+    steps = 0
+
+    def step(self, start: int, count: int, hyper: Hyper) -> None:
+        self.steps += 1
+        if self.steps <= PROBED_STEPS:
+            return  # no work, no time: it is measured as the fastest there is
+        fail()
+        super().step(start, count, hyper)
+
+
+class BrittleDevice(NumpyDevice):
+    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+        count("load")
+        return super().load(x, y)
+
+    def compile(self, segment: Segment, capacity: int) -> Program:
+        count("compile")
+        return BrittleProgram(segment, capacity, self.dtype, self.traffic)
+
+
+class BrittleBackend(Backend):
+    name: ClassVar[str] = "brittle"
+
+    def devices(self) -> list[DeviceInfo]:
+        count("devices")
+        if os.environ.get("BRITTLE") == "discovery":
+            fail()
+        return [DeviceInfo("brittle", "brittle device", "gpu")]
+
+    def open(self, info: DeviceInfo) -> Device:
+        count("open")
+        return BrittleDevice(info)
+
+
+BACKEND = BrittleBackend()
