@@ -144,7 +144,8 @@ class Program(ABC):
         """Visit ``data`` in ``order`` by batches of ``batch`` from now on.
 
         A segment in mid-network is given the same data, order and key as the others: dropout
-        counts by example, and the last segment needs the labels.
+        counts by example, and the last segment needs the labels. DataError where examples or
+        labels do not fit the model.
         """
 
     @abstractmethod

@@ -6,26 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.backends import get, names
+from client.backends import get
 from client.backends.base import Device, DeviceInfo
-from client.errors import DeviceError
+from tests.backend.harness import found_devices
 
 
-def _found() -> list[object]:
-    found: list[object] = []
-    for name in names():
-        try:
-            infos = get(name).devices()
-            reason = f"{name}: no device found"
-        except DeviceError as e:
-            infos, reason = [], f"{name}: {e}"
-        found += [pytest.param(info, id=f"{name}{i}") for i, info in enumerate(infos)]
-        if not infos:
-            found.append(pytest.param(None, id=name, marks=pytest.mark.skip(reason=reason)))
-    return found
-
-
-@pytest.fixture(scope="session", params=_found())
+@pytest.fixture(scope="session", params=found_devices())
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """An open device; the same one for all tests."""
     info: DeviceInfo = request.param

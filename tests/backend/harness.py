@@ -5,16 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from client.backends import get
+from client.backends import get, names
 from client.backends.base import Device, DeviceData, Hyper, Program
 from client.backends.numpy.device import NumpyDevice
+from client.errors import DeviceError
 from client.model import Model, build_model, initialise
 from tests.tolerance import assert_close
 
 KEY = 0x0123_4567_89AB_CDEF
 """A dropout key with both halves in use."""
+
+
+def found_devices() -> list[Any]:
+    """A test parameter for each device of each backend; a skipped one for a backend without."""
+    found = []
+    for name in names():
+        try:
+            infos = get(name).devices()
+            reason = f"{name}: no device found"
+        except DeviceError as e:
+            infos, reason = [], f"{name}: {e}"
+        found += [pytest.param(info, id=f"{name}{i}") for i, info in enumerate(infos)]
+        if not infos:
+            found.append(pytest.param(None, id=name, marks=pytest.mark.skip(reason=reason)))
+    return found
 
 
 def network(shape: list[int], *layers: Any, **spec: Any) -> Model:

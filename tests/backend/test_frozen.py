@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from client.backends import get
 from client.backends.base import Device
 from tests.backend.cases import CASES, HYPERS, STEPS, TRAJECTORIES, Case, Trajectory, digest
-from tests.backend.harness import Subject, assert_tensors_close, numpy_device
+from tests.backend.harness import Subject, assert_tensors_close, found_devices, numpy_device
 from tests.tolerance import assert_close
 
 Frozen = dict[str, NDArray[Any]]
@@ -23,14 +24,18 @@ def read(case: Case | Trajectory) -> Frozen:
         return {key: file[key] for key in file.files}
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
-def any_device(request: pytest.FixtureRequest, device: Device) -> Device:
-    """Each device; numpy also in float64, which the gradient checks rest on."""
-    if request.param == "float64":
-        if device.info.backend != "numpy":
-            pytest.skip("float64 is for the reference only")
-        return numpy_device(np.float64)
-    return device
+FLOAT64 = "numpy in float64"
+
+
+@pytest.fixture(scope="module", params=[*found_devices(), FLOAT64])
+def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Each device, and numpy in float64, which the gradient checks rest on."""
+    if request.param == FLOAT64:
+        yield numpy_device(np.float64)
+        return
+    opened = get(request.param.backend).open(request.param)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +43,14 @@ def subjects(any_device: Device) -> Iterator[Subjects]:
     """Each case's network, compiled once; its capacity is more than the case's batch."""
     made: dict[str, tuple[Subject, Frozen]] = {}
 
-    def get(case: Case) -> tuple[Subject, Frozen]:
+    def subject_of(case: Case) -> tuple[Subject, Frozen]:
         if case.name not in made:
             frozen = read(case)
             data = frozen["x"], frozen["y"], frozen["params"]
             made[case.name] = Subject(any_device, case.model, case.batch + 3, *data), frozen
         return made[case.name]
 
-    yield get
+    yield subject_of
     for subject, _ in made.values():
         subject.release()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,14 +58,8 @@ def models(draw: st.DrawFn) -> Model:
     return network(shape, *layers, *end)
 
 
-@settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(model=models(), count=st.sampled_from([1, 2, 5, 7]))
-def test_random_stack(device: Device, model: Model, count: int) -> None:
+def agrees(device: Device, model: Model, count: int) -> None:
+    """Logits and every gradient of one batch are those of the reference."""
     x, y = examples(model, 7)
     results = []
     for d in (device, numpy_device(np.float64), numpy_device(np.float32)):
@@ -75,3 +70,25 @@ def test_random_stack(device: Device, model: Model, count: int) -> None:
     found, reference, peer = results
     assert_close("logits", found[0], reference[0], peer[0])
     assert_tensors_close(model, "gradient", found[1], reference[1], peer[1])
+
+
+# The same examples in every run: a device may take seconds to compile each for the first time.
+SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@settings(SETTINGS, max_examples=5)
+@given(model=models(), count=st.sampled_from([1, 2, 5, 7]))
+def test_random_stack(device: Device, model: Model, count: int) -> None:
+    agrees(device, model, count)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(SETTINGS, max_examples=40)
+@given(model=models(), count=st.sampled_from([1, 2, 5, 7]))
+def test_many_random_stacks(device: Device, model: Model, count: int) -> None:
+    agrees(device, model, count)
