@@ -21,6 +21,7 @@ from server import console
 from server.store import NodeRound, Store
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 
@@ -161,7 +162,7 @@ def _group_row(rows: list[RoundRow], by: By) -> GroupRow:
     nodes = dict.fromkeys(r.node for r in rows)
     return GroupRow(
         run=rows[0].run,
-        node=rows[0].node if by == "node" else f"{len(nodes)} nodes",
+        node=rows[0].node if by == "node" else f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}",
         device=", ".join(dict.fromkeys(r.device for r in rows)),
         placement=", ".join(dict.fromkeys(r.placement for r in rows)),
         rounds=len(rows),
@@ -199,22 +200,58 @@ def write_csv(path: Path, rows: list[RoundRow]) -> None:
         raise StoreError(f"{path}: cannot be written: {e.strerror}") from None
 
 
-def render(rows: list[RoundRow], by: By) -> Table:
-    """Median of each figure, in milliseconds; the round's quartiles beside it."""
+def render(rows: list[RoundRow], by: By) -> Group:
+    """Two tables of medians: the rounds of each group, and the phases they were made of."""
+    from rich.console import Group
+
     groups = group(rows, by)
-    several = len({g.run for g in groups}) > 1
-    names = [p for p in PHASES if any(p in g.phases for g in groups)]
-    columns = [*(["run"] if several else []), "node" if by == "node" else "nodes", "device", "on"]
-    columns += ["rounds", "round ms", "quartiles", *names, "unattr.", "transfer", "movement"]
-    cells = []
-    for g in groups:
-        row = [*([g.run] if several else []), g.node, g.device, g.placement, str(g.rounds)]
-        row += [_ms(g.wall_s.median), f"{_ms(g.wall_s.low)}–{_ms(g.wall_s.high)}"]
-        row += [_ms(g.phases[p].median) if p in g.phases else "–" for p in names]
-        row += [_ms(g.unattributed_s.median), f"{g.transfer_share:.1%}", f"{g.movement_share:.1%}"]
-        cells.append(row)
-    title = "round time on the node's clock, medians in ms; transfer, movement: of device-busy time"
+    return Group(_rounds_table(groups, by), _phases_table(groups, by))
+
+
+def _rounds_table(groups: list[GroupRow], by: By) -> Table:
+    columns = [*_name_columns(groups, by), "rounds", "round ms", "quartiles", "unattributed"]
+    columns += ["network, queue ms", "transfer", "movement"]
+    cells = [
+        [
+            *_name_cells(g, groups),
+            str(g.rounds),
+            _ms(g.wall_s.median),
+            f"{_ms(g.wall_s.low)} – {_ms(g.wall_s.high)}",
+            f"{g.unattributed_s.median / g.wall_s.median:.1%}",
+            _ms(g.network_and_queue_s.median),
+            f"{g.transfer_share:.1%}",
+            f"{g.movement_share:.1%}",
+        ]
+        for g in groups
+    ]
+    title = "round time on the node's clock, medians; transfer, movement: of device-busy time"
     return console.table(title, columns, cells)
+
+
+def _phases_table(groups: list[GroupRow], by: By) -> Table:
+    columns = [*_name_columns(groups, by), "phase", "ms", "quartiles", "of the round"]
+    cells = [
+        [
+            *_name_cells(g, groups),
+            phase,
+            _ms(spread.median),
+            f"{_ms(spread.low)} – {_ms(spread.high)}",
+            f"{spread.median / g.wall_s.median:.1%}",
+        ]
+        for g in groups
+        for phase, spread in g.phases.items()
+    ]
+    return console.table("phases of a round, medians", columns, cells)
+
+
+def _name_columns(groups: list[GroupRow], by: By) -> list[str]:
+    several = len({g.run for g in groups}) > 1
+    return [*(["run"] if several else []), "node" if by == "node" else "nodes", "device", "on"]
+
+
+def _name_cells(g: GroupRow, groups: list[GroupRow]) -> list[str]:
+    several = len({other.run for other in groups}) > 1
+    return [*([g.run] if several else []), g.node, console.short(g.device), g.placement]
 
 
 def _ms(value_s: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from client.errors import MissingExtraError
 
@@ -27,8 +27,13 @@ def console(stderr: bool = False) -> Console:
     return found
 
 
-def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """A table whose columns are aligned by what they hold: names left, numbers right."""
+def table(
+    title: str, columns: list[str], rows: list[list[str]], fold: tuple[str, ...] = ()
+) -> Table:
+    """A table whose columns are aligned by what they hold: names left, numbers right.
+
+    Where it does not fit, the columns in ``fold`` are broken into lines; the others keep theirs.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -38,7 +43,8 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     for i, name in enumerate(columns):
         cells = [row[i] for row in rows]
         numeric = bool(cells) and all(_is_number(c) for c in cells)
-        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        result.add_column(name, justify=justify, overflow="fold", no_wrap=name not in fold)
     for row in rows:
         result.add_row(*row)
     return result
@@ -68,6 +74,11 @@ def seconds(value: float) -> str:
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
+
+
+def short(name: str, longest: int = 28) -> str:
+    """A device's name, cut to what a table has room for."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def nbytes(value: float) -> str:

@@ -143,4 +143,6 @@ def as_json(findings: list[Finding]) -> dict[str, Any]:
 def render(findings: list[Finding]) -> Table:
     """A table with a remedy beside each finding that needs one."""
     rows = [[f.check, f.level, f.found, f.remedy] for f in findings]
-    return console.table("pocketfed doctor", ["check", "", "found", "remedy"], rows)
+    return console.table(
+        "pocketfed doctor", ["check", "", "found", "remedy"], rows, fold=("found", "remedy")
+    )

@@ -50,6 +50,9 @@ class PlainLines(Observer):
         resumed = f", from round {first_round}" if first_round > 1 else ""
         self._line(f"{name}: {rounds} rounds, {len(partitions)} nodes{resumed}; {folder}")
 
+    def serving(self, address: str) -> None:
+        self._line(f"nodes can join: pocketfed join --server {address} --data FILE.npz")
+
     def waiting(self, connected: int, wanted: int) -> None:
         self._line(f"{connected} of {wanted} nodes connected")
 
@@ -166,8 +169,7 @@ class LiveView(PlainLines):
 
 
 def _device(backend: str, name: str) -> str:
-    short = name if len(name) <= 28 else f"{name[:27]}…"
-    return f"{backend}: {short}"
+    return f"{backend}: {console.short(name)}"
 
 
 def summary(result: Result) -> None:
@@ -177,7 +179,7 @@ def summary(result: Result) -> None:
     for row in rows:
         nodes.setdefault(row.node, []).append(row)
     out = console.console()
-    out.print(console.table(*_node_table(nodes)))
+    out.print(console.table(*_node_table(nodes), fold=("why",)))
     out.print(_slowest_line(nodes), soft_wrap=True)
     if result.final_accuracy is not None and result.final_loss is not None:
         out.print(

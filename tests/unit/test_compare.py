@@ -210,20 +210,22 @@ def text(rows: list[RoundRow], by: compare.By) -> list[str]:
     return [line for line in capture.get().splitlines() if line.strip()]
 
 
-def test_the_table_shows_milliseconds(rows: list[RoundRow]) -> None:
-    title, head, _, zero, one = text(rows, "node")
-    assert "medians in ms" in title
-    assert head.split()[:3] == ["node", "device", "on"]
-    assert "run" not in head.split()
-    assert zero.split() == [
-        *("node-0", "numpy", "device", "numpy", "3", "3000", "2500–6500", "250", "500", "2000"),
-        *("250", "10.0%", "40.0%"),
+def test_the_tables_show_rounds_and_phases(rows: list[RoundRow]) -> None:
+    lines = text(rows, "node")
+    assert lines[1].split()[:3] == ["node", "device", "on"]
+    assert "run" not in lines[1].split()
+    assert lines[3].split() == [
+        *("node-0", "numpy", "device", "numpy", "3", "3000", "2500", "–", "6500", "8.3%"),
+        *("500", "10.0%", "40.0%"),
     ]
-    assert one.split()[0] == "node-1"
+    assert lines[4].split()[0] == "node-1"
+    phases = [line.split() for line in lines if line.split()[0] == "node-0"][1:]
+    assert [p[4] for p in phases] == ["decode", "upload", "train"]
+    assert phases[1][5:] == ["500", "500", "–", "500", "16.7%"]
 
 
 def test_several_runs_have_a_column_of_their_own(rows: list[RoundRow]) -> None:
     both = [*rows, *(replace(r, run="second") for r in rows)]
     _, head, _, *lines = text(both, "device")
     assert head.split()[0] == "run"
-    assert [line.split()[0] for line in lines] == ["first", "second"]
+    assert [line.split()[0] for line in lines[:2]] == ["first", "second"]
