@@ -19,13 +19,16 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Command -> key path -> type, from the tables below the headings."""
+    """Command -> key path -> type, from the tables below the headings.
+
+    A heading may name several commands that print the same.
+    """
     result: dict[str, dict[str, str]] = {}
     for section in re.split(r"^## ", DOC.read_text(encoding="utf-8"), flags=re.M)[1:]:
         command, _, body = section.partition("\n")
         rows = re.findall(r"^\| `([^`]+)` \| ([^|]+?) \|", body, flags=re.M)
         assert len({key for key, _ in rows}) == len(rows), f"{command}: a key stands twice"
-        result[command.strip()] = dict(rows)
+        result |= {name.strip(): dict(rows) for name in command.split(",")}
     return result
 
 

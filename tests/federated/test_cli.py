@@ -160,7 +160,8 @@ def test_compare(finished: Path, experiment: Path, capsys: Text) -> None:
 
 def test_compare_by_node_and_as_csv(finished: Path, experiment: Path, capsys: Text) -> None:
     lines = succeeds(capsys, "compare", finished, "--by", "node", "--csv", "rounds.csv")
-    assert [line.split()[0] for line in lines if "node-" in line] == ["node-0", "node-1"]
+    found = [line.split()[0] for line in lines if line.lstrip().startswith("node-")]
+    assert list(dict.fromkeys(found)) == ["node-0", "node-1"]
     with Path("rounds.csv").open(newline="") as f:
         rows = list(csv.DictReader(f))
     assert [(r["round"], r["node"]) for r in rows] == [
