@@ -96,7 +96,10 @@ class Child:
         with self.log.open("rb") as f:
             f.seek(max(0, self.log.stat().st_size - 4096))
             lines = f.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing logged")
+        said = (line.strip() for line in reversed(lines))
+        # Flower ends its last words with the address of a page
+        useful = (line for line in said if line and not line.startswith("For more information"))
+        return next(useful, "nothing logged")
 
     def stop(self) -> None:
         """End it in order; kill it if that takes too long. Its own children go with it."""

@@ -91,6 +91,80 @@ def simulate(
 
 
 @app.command()
+def serve(
+    experiment: Annotated[Path | None, typer.Argument(help="The experiment's YAML file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override, as in train.lr=0.05.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    init: Annotated[Path | None, typer.Option(help="Start from this model file.")] = None,
+    host: Annotated[str, typer.Option(help="This machine alone, in this version.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where nodes connect.")] = 8000,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes to wait for; by default the experiment's.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for missing nodes.")] = 600,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a federation of real nodes, which connect by `pocketfed join`."""
+    from server import live
+    from server import serve as serving
+
+    if (experiment is None) == (resume is None):
+        found = "both" if experiment else "none"
+        raise ConfigError(f"serve: found {found}, needs one of: EXPERIMENT, --resume RUN")
+    if resume is not None and (settings or init or out):
+        raise ConfigError("serve: --set, --init and --out go with EXPERIMENT, not with --resume")
+    serving.check_host(host)
+    with live.view() as observer:
+        if experiment is not None:
+            loaded = load_experiment(experiment, tuple(settings or ()))
+            result = serving.start(
+                loaded, experiment.parent, port, observer, out, nodes, wait, init
+            )
+        else:
+            assert resume is not None
+            result = serving.resume(resume, port, observer, nodes, wait)
+    live.summary(result)
+    _finish(result.to_json(), as_json)
+
+
+@app.command()
+def join(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    data_file: Annotated[Path, typer.Option("--data", help="This node's examples (.npz).")],
+    name: Annotated[str | None, typer.Option(help="By default the data file's name.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Train on this backend, whatever the experiment says.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of this node's own, kept over restarts.")
+    ] = None,
+) -> None:
+    """Make this machine a node, until Ctrl-C."""
+    from client.join import describe
+    from client.join import join as stay
+
+    stay(describe(server, data_file, name, backend, state), typer.echo)
+
+
+@app.command()
+def bundle(
+    experiment: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override, as in train.lr=0.05.")
+    ] = None,
+) -> None:
+    """Write a folder for `flwr run`, with the experiment and no code."""
+    from server.engine.bundle import write_bundle
+
+    write_bundle(load_experiment(experiment, tuple(settings or ())), experiment.parent, out)
+    console.console().print(f"written: {out}", soft_wrap=True)
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     by: Annotated[

@@ -34,6 +34,9 @@ class Observer:
     ) -> None:
         """The run's folder is ready; ``first_round`` is above 1 when it is resumed."""
 
+    def serving(self, address: str) -> None:
+        """Nodes can connect to ``address`` now."""
+
     def waiting(self, connected: int, wanted: int) -> None:
         """The run waits for nodes, before it begins or between rounds."""
 

@@ -1,0 +1,227 @@
+"""A machine as a node: keeps Flower's SuperNode, our runner and the device worker alive.
+
+    this process ── SuperNode (Flower: talks to the server)
+                 ├─ runner (carries out messages; client/runner.py)
+                 └─ broker ── worker (trains; client/worker)
+
+Whatever ends is started again, for as long as this process lives; Flower's SuperNode ends by itself
+when the server does not know it any more. A server that is not there is asked again for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from client import data
+from client.backends import names as backend_names
+from client.children import Child, free_port, sigterm_as_interrupt
+from client.errors import ConfigError, did_you_mean
+from client.worker.supervisor import hosted_worker
+
+POLL_S = 0.5
+ASK_S = 3.0
+"""How often a server that is not there is asked again."""
+
+AGAIN_S = 5.0
+"""Pause before what has ended is started again; a server may hold on to a node's former life for a
+minute and more, and refuse it until then."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Node:
+    """What this machine is to a federation. ``state``: a folder of its own, kept over restarts."""
+
+    server: str
+    name: str
+    data: Path
+    num_examples: int
+    state: Path
+    backend: str | None = None
+
+
+def describe(
+    server: str,
+    path: Path,
+    name: str | None = None,
+    backend: str | None = None,
+    state: Path | None = None,
+) -> Node:
+    """A node from options; ConfigError or DataError names the one that cannot be."""
+    host, sep, port = server.rpartition(":")
+    if not sep or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--server {server}: needs HOST:PORT, as in 127.0.0.1:8000")
+    allowed = backend_names()
+    if backend is not None and backend not in allowed:
+        raise ConfigError(
+            f"--backend {backend}: allowed: {', '.join(allowed)}{did_you_mean(backend, allowed)}"
+        )
+    name = name or path.stem
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ConfigError(f"--name {name!r}: allowed: letters, digits, '-', '_', '.'")
+    count = len(data.load(str(path)))  # a file that cannot be trained on is found now
+    home = (state or _state_home() / name).resolve()
+    return Node(server, name, path.resolve(), count, home, backend)
+
+
+def join(node: Node, tell: Tell) -> None:
+    """Be a node until interrupted (Ctrl-C, SIGTERM). ``tell`` is told what a person should know.
+
+    ConfigError where another process is this node already.
+    """
+    with _own(node) as identity, sigterm_as_interrupt():
+        tell(f"{node.name}: {node.num_examples} examples of {node.data.name}, for {node.server}")
+        with contextlib.suppress(KeyboardInterrupt), hosted_worker() as variables:
+            while True:
+                _wait_for_server(node, tell)
+                with _Life(node, identity, variables, tell) as life:
+                    tell(f"{life.watch()}: starting again in {AGAIN_S:g} s")
+                time.sleep(AGAIN_S)
+        tell(f"{node.name}: stopped")
+
+
+class _Life:
+    """A SuperNode and a runner, from their start until the SuperNode ends."""
+
+    def __init__(self, node: Node, identity: str, variables: dict[str, str], tell: Tell) -> None:
+        from client.runtime import new_secret
+
+        self._node = node
+        self._identity = identity
+        self._variables = variables
+        self._tell = tell
+        self._secret = new_secret(node.state / "runtime.secret")
+        self._runtime = f"127.0.0.1:{free_port()}"
+        self._log = node.state / "supernode.log"
+        self._log.unlink(missing_ok=True)
+        self._children: list[Child] = []
+
+    def __enter__(self) -> _Life:
+        try:
+            self._supernode = self._start_supernode()
+            self._runner = self._start_runner()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def watch(self) -> str:
+        """Returns when the SuperNode has ended, and says why. A runner that ended is replaced."""
+        connected, there, asked_s = False, True, time.monotonic()
+        while self._supernode.exit_code is None:
+            time.sleep(POLL_S)
+            if not connected and b"SuperNode ID:" in self._log.read_bytes():
+                connected = True
+                self._tell(f"{self._node.name}: connected to {self._node.server}")
+            if self._runner.exit_code is not None:
+                self._tell(f"the runner has ended ({self._runner.last_words()}): started again")
+                self._runner.stop()
+                self._children.remove(self._runner)
+                self._runner = self._start_runner()
+            if time.monotonic() - asked_s > ASK_S:
+                there, before, asked_s = _reachable(self._node.server), there, time.monotonic()
+                if there != before:
+                    state = "is there again" if there else "does not answer: asking again"
+                    self._tell(f"server {self._node.server} {state}")
+        return f"the SuperNode has ended ({self._supernode.last_words()})"
+
+    def _start_supernode(self) -> Child:
+        host, _, port = self._runtime.rpartition(":")
+        where = ["--superlink", self._node.server, "--host", host, "--port", port]
+        guarded = ["--isolation", "process", "--superexec-auth-secret-file", str(self._secret)]
+        arguments = ["supernode", "--insecure", *where, *guarded]
+        child = Child("client.flower", arguments, self._node.state, self._log)
+        self._children.append(child)
+        return child
+
+    def _start_runner(self) -> Child:
+        config: dict[str, str] = {
+            "name": self._node.name,
+            "data": str(self._node.data),
+            "identity": self._identity,
+        }
+        if self._node.backend is not None:
+            config["backend"] = self._node.backend
+        options = {
+            "runtime": self._runtime,
+            "secret": str(self._secret),
+            "node": json.dumps(config),
+        }
+        child = Child(
+            "client.runner",
+            [text for name, value in options.items() for text in (f"--{name}", value)],
+            self._node.state,
+            self._node.state / "runner.log",
+            speaks=True,
+            extra=self._variables,
+        )
+        self._children.append(child)
+        return child
+
+    def _stop(self) -> None:
+        for child in reversed(self._children):
+            child.stop()
+
+
+def _wait_for_server(node: Node, tell: Tell) -> None:
+    if _reachable(node.server):
+        return
+    tell(f"server {node.server} does not answer: asking again every {ASK_S:g} s")
+    while not _reachable(node.server):
+        time.sleep(ASK_S)
+    tell(f"server {node.server} is there")
+
+
+def _reachable(server: str) -> bool:
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
+            return True
+    except OSError:
+        return False
+
+
+def _state_home() -> Path:
+    """$XDG_STATE_HOME/pocketfed/nodes, by default below ~/.local/state."""
+    xdg = os.environ.get("XDG_STATE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".local" / "state") / "pocketfed" / "nodes"
+
+
+@contextlib.contextmanager
+def _own(node: Node) -> Iterator[str]:
+    """The node's identity, which stays over restarts; one process at a time is this node."""
+    try:
+        node.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (node.state / "lock").open("a+")
+    except OSError as e:
+        raise ConfigError(f"--state {node.state}: cannot be used: {e.strerror or e}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise ConfigError(
+                f"'{node.name}' has joined already (process {lock.read().strip()}, state in "
+                f"{node.state}): join with another --name, or another --state"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        file = node.state / "identity"
+        if not file.is_file():
+            file.write_text(uuid4().hex)
+        yield file.read_text().strip()
