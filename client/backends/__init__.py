@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 
 from client.backends.base import Backend
 from client.errors import ConfigError, did_you_mean
+
+on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", default=None)
+"""Told the name of a backend before it is asked to work, where somebody watches this process."""
 
 
 @cache
@@ -25,3 +30,10 @@ def get(name: str) -> Backend:
         )
     backend: Backend = import_module(f"{__name__}.{name}").BACKEND
     return backend
+
+
+def at_work(name: str) -> None:
+    """Say that the backend of this name is asked to work from now on."""
+    listener = on_backend.get()
+    if listener is not None:
+        listener(name)

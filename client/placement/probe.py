@@ -6,7 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from client import random
+from client import backends, random
 from client.backends.base import Device, DeviceData, Program
 from client.errors import DeviceError
 from client.model.graph import Float32Array
@@ -50,6 +50,7 @@ def measure(
         for i, candidate in enumerate(candidates):
             if i in failed:
                 continue
+            backends.at_work(candidate.device.info.backend)
             try:
                 figures = _group(candidate, params, task)
             except DeviceError as e:

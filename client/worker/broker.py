@@ -27,7 +27,7 @@ import grpc
 from client.errors import MismatchError, WorkerError
 from client.worker.protocol import ADDRESS_VARIABLE, TOKEN_KEY, TOKEN_VARIABLE, parts
 from client.worker.protocol.parts import Message
-from client.worker.protocol.worker_pb2 import Answer, Command, Part, Progress
+from client.worker.protocol.worker_pb2 import Answer, Command, Confirmed, Part, Progress
 from client.worker.protocol.worker_pb2_grpc import BrokerServicer, add_BrokerServicer_to_server
 
 MAX_WAITING = 8
@@ -209,8 +209,10 @@ class _Service(BrokerServicer):
 
         def receive() -> None:
             try:
-                for message in parts.messages(request_iterator):
-                    link.received.put(message)
+                for message, params in parts.messages(request_iterator):
+                    link.received.put((message, params))
+                    if isinstance(message, Progress) and message.confirm:
+                        link.send(Part(confirmed=Confirmed()))
             except WorkerError as e:
                 log.warning("broker: worker %d: %s", link.pid, e)
             except grpc.RpcError:

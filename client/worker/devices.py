@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from client import backends, parity
@@ -15,9 +14,6 @@ from client.model import Model
 from client.record import Event
 
 log = logging.getLogger(__name__)
-
-on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", default=None)
-"""Told the name of a backend before it is asked to work, where somebody watches this process."""
 
 
 @dataclass
@@ -65,7 +61,7 @@ class Devices:
 
     def ready(self, info: DeviceInfo, capacity: int) -> tuple[Device, Program]:
         """The opened device and a program that passed the parity gate; DeviceError if not."""
-        _tell(info.backend)
+        backends.at_work(info.backend)
         device = self._open.get(info.key)
         if device is None:
             device = self._open[info.key] = backends.get(info.backend).open(info)
@@ -117,7 +113,7 @@ class Devices:
             if name in self.excluded:
                 self.say("fallback", f"{name} is not used: {self.excluded[name]}")
                 continue
-            _tell(name)
+            backends.at_work(name)
             try:
                 here = backends.get(name).devices()
             except DeviceError as e:
@@ -138,9 +134,3 @@ class Devices:
                 )
             return matching
         return found
-
-
-def _tell(backend: str) -> None:
-    listener = on_backend.get()
-    if listener is not None:
-        listener(backend)

@@ -22,20 +22,23 @@ from pathlib import Path
 
 import grpc
 
+from client.backends import on_backend
 from client.config import Experiment
 from client.errors import PocketfedError, WorkerError
 from client.fields import parse
 from client.record import placement_from_json
 from client.timing import RoundClock, on_phase
-from client.worker.devices import on_backend
 from client.worker.protocol import TOKEN_KEY, convert, parts, read_token
 from client.worker.protocol.dial import dial
-from client.worker.protocol.worker_pb2 import Answer, Cancel, Command, Part, Progress
+from client.worker.protocol.worker_pb2 import Answer, Cancel, Command, Confirmed, Part, Progress
 from client.worker.protocol.worker_pb2_grpc import BrokerStub
 from client.worker.session import Session
 
 SIGN_OF_LIFE_S = 1.0
 """While batches go by, the supervisor is told so this often."""
+
+CONFIRM_LIMIT_S = 5.0
+"""How long a worker waits until it is known which backend it asks to work."""
 
 LAST_BATCH_S = 10.0
 """How long a command may take to stop once the broker is gone; then the process just ends."""
@@ -53,6 +56,7 @@ class Worker:
         self._orders: queue.Queue[tuple[Command, bytes] | None] = queue.Queue()
         self._cancelled: set[str] = set()
         self._hung_up = threading.Event()
+        self._confirmed = threading.Event()
         self._session: Session | None = None
         self._session_key: tuple[object, ...] = ()
         self._progress = Progress()
@@ -84,10 +88,13 @@ class Worker:
                     self._orders.put((message, params))
                 elif isinstance(message, Cancel):
                     self._cancelled.add(message.id)
+                elif isinstance(message, Confirmed):
+                    self._confirmed.set()
         except (grpc.RpcError, WorkerError) as e:
             reason = e.details() if isinstance(e, grpc.Call) else e
             log.warning("the broker is gone: %s", reason)
         self._hung_up.set()
+        self._confirmed.set()
         self._orders.put(None)
         time.sleep(LAST_BATCH_S)  # the process ends meanwhile, unless a command hangs
         os._exit(1)
@@ -154,12 +161,17 @@ class Worker:
         self._tell()
 
     def _on_backend(self, name: str) -> None:
-        self._progress.backend = name
-        self._tell()
+        """Go on when the broker knows: a backend that crashes at once must not go unnamed."""
+        if name != self._progress.backend:
+            self._progress.backend = name
+            self._confirmed.clear()
+            self._tell(confirm=True)
+            self._confirmed.wait(CONFIRM_LIMIT_S)
 
-    def _tell(self) -> None:
+    def _tell(self, confirm: bool = False) -> None:
         part = Part()
         part.progress.CopyFrom(self._progress)
+        part.progress.confirm = confirm
         self._to_send.put(part)
         self._told_s = time.monotonic()
 

@@ -209,7 +209,7 @@ class Supervisor:
                 received = link.received.get(timeout=POLL_S)
             except queue.Empty:
                 if time.monotonic() - last_sign_s > limit_s:
-                    message = f"no sign of life for {limit_s:g} s{_where(progress)}: killed"
+                    message = f"no sign of life for {limit_s:g} s{_where(progress)}; killed"
                     raise _LostError("worker hung", message, progress.backend) from None
                 continue
             if received is None:
@@ -282,5 +282,6 @@ class Supervisor:
 
 
 def _where(progress: Progress) -> str:
-    phase = f" in phase {progress.phase}" if progress.phase else ""
+    """Where a worker was when it was last heard of; it may have come further since."""
+    phase = f", last heard of in phase {progress.phase}" if progress.phase else ""
     return phase + (f" on {progress.backend}" if progress.backend else "")

@@ -7,12 +7,20 @@ from collections.abc import Iterable, Iterator
 from client import __version__
 from client.errors import MismatchError, WorkerError
 from client.worker.protocol import PROTOCOL
-from client.worker.protocol.worker_pb2 import Answer, Cancel, Command, Hello, Part, Progress
+from client.worker.protocol.worker_pb2 import (
+    Answer,
+    Cancel,
+    Command,
+    Confirmed,
+    Hello,
+    Part,
+    Progress,
+)
 
 CHUNK_NBYTES = 1 << 20
 MAX_PARAMS_NBYTES = 1 << 32
 
-Message = Hello | Command | Answer | Progress | Cancel
+Message = Hello | Command | Answer | Progress | Cancel | Confirmed
 
 
 def hello(pid: int = 0) -> Part:
@@ -65,6 +73,8 @@ def _message(part: Part) -> Message:
             return part.progress
         case "cancel":
             return part.cancel
+        case "confirmed":
+            return part.confirmed
         case other:
             raise WorkerError(f"broken stream: found {other or 'an empty part'}, needs a message")
 

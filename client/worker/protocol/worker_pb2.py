@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#client/worker/protocol/worker.proto\x12\x13pocketfed.worker.v1\"\x8e\x02\n\x04Part\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.pocketfed.worker.v1.HelloH\x00\x12/\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x1c.pocketfed.worker.v1.CommandH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.pocketfed.worker.v1.AnswerH\x00\x12\x31\n\x08progress\x18\x04 \x01(\x0b\x32\x1d.pocketfed.worker.v1.ProgressH\x00\x12-\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x1b.pocketfed.worker.v1.CancelH\x00\x12\x0f\n\x05\x63hunk\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04part\"7\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\xeb\x02\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x04kind\x18\x02 \x01(\x0e\x32!.pocketfed.worker.v1.Command.Kind\x12\x12\n\nexperiment\x18\x03 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\t\x12\x11\n\tpartition\x18\x05 \x01(\t\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\'\n\x04task\x18\x07 \x01(\x0b\x32\x19.pocketfed.worker.v1.Task\x12\x10\n\x08recorded\x18\x08 \x01(\t\x12<\n\x08\x65xcluded\x18\t \x03(\x0b\x32*.pocketfed.worker.v1.Command.ExcludedEntry\x12\x15\n\rparams_nbytes\x18\n \x01(\x04\x1a/\n\rExcludedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\x04Kind\x12\t\n\x05TRAIN\x10\x00\x12\x0c\n\x08\x45VALUATE\x10\x01\"\xa3\x01\n\x04Task\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x14\n\x0clocal_epochs\x18\x03 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\x12\n\n\x02lr\x18\x05 \x01(\x01\x12\x10\n\x08momentum\x18\x06 \x01(\x01\x12\x10\n\x08nesterov\x18\x07 \x01(\x08\x12\x14\n\x0cweight_decay\x18\x08 \x01(\x01\x12\x13\n\x0bproximal_mu\x18\t \x01(\x01\"\xde\x01\n\x06\x41nswer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08loss_sum\x18\x02 \x01(\x01\x12\x0f\n\x07\x63orrect\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x14\n\x0cnum_examples\x18\x05 \x01(\x04\x12\x0e\n\x06record\x18\x06 \x01(\t\x12*\n\x06\x65vents\x18\x07 \x03(\x0b\x32\x1a.pocketfed.worker.v1.Event\x12-\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1c.pocketfed.worker.v1.Failure\x12\x15\n\rparams_nbytes\x18\t \x01(\x04\"&\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\")\n\x07\x46\x61ilure\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"6\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\"\x14\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\t2\x8e\x01\n\x06\x42roker\x12\x42\n\x06Submit\x12\x19.pocketfed.worker.v1.Part\x1a\x19.pocketfed.worker.v1.Part(\x01\x30\x01\x12@\n\x04Work\x12\x19.pocketfed.worker.v1.Part\x1a\x19.pocketfed.worker.v1.Part(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#client/worker/protocol/worker.proto\x12\x13pocketfed.worker.v1\"\xc3\x02\n\x04Part\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.pocketfed.worker.v1.HelloH\x00\x12/\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x1c.pocketfed.worker.v1.CommandH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.pocketfed.worker.v1.AnswerH\x00\x12\x31\n\x08progress\x18\x04 \x01(\x0b\x32\x1d.pocketfed.worker.v1.ProgressH\x00\x12-\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x1b.pocketfed.worker.v1.CancelH\x00\x12\x0f\n\x05\x63hunk\x18\x06 \x01(\x0cH\x00\x12\x33\n\tconfirmed\x18\x07 \x01(\x0b\x32\x1e.pocketfed.worker.v1.ConfirmedH\x00\x42\x06\n\x04part\"7\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\xeb\x02\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x04kind\x18\x02 \x01(\x0e\x32!.pocketfed.worker.v1.Command.Kind\x12\x12\n\nexperiment\x18\x03 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\t\x12\x11\n\tpartition\x18\x05 \x01(\t\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\'\n\x04task\x18\x07 \x01(\x0b\x32\x19.pocketfed.worker.v1.Task\x12\x10\n\x08recorded\x18\x08 \x01(\t\x12<\n\x08\x65xcluded\x18\t \x03(\x0b\x32*.pocketfed.worker.v1.Command.ExcludedEntry\x12\x15\n\rparams_nbytes\x18\n \x01(\x04\x1a/\n\rExcludedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\x04Kind\x12\t\n\x05TRAIN\x10\x00\x12\x0c\n\x08\x45VALUATE\x10\x01\"\xa3\x01\n\x04Task\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x14\n\x0clocal_epochs\x18\x03 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\x12\n\n\x02lr\x18\x05 \x01(\x01\x12\x10\n\x08momentum\x18\x06 \x01(\x01\x12\x10\n\x08nesterov\x18\x07 \x01(\x08\x12\x14\n\x0cweight_decay\x18\x08 \x01(\x01\x12\x13\n\x0bproximal_mu\x18\t \x01(\x01\"\xde\x01\n\x06\x41nswer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08loss_sum\x18\x02 \x01(\x01\x12\x0f\n\x07\x63orrect\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x14\n\x0cnum_examples\x18\x05 \x01(\x04\x12\x0e\n\x06record\x18\x06 \x01(\t\x12*\n\x06\x65vents\x18\x07 \x03(\x0b\x32\x1a.pocketfed.worker.v1.Event\x12-\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1c.pocketfed.worker.v1.Failure\x12\x15\n\rparams_nbytes\x18\t \x01(\x04\"&\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\")\n\x07\x46\x61ilure\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"G\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0f\n\x07\x63onfirm\x18\x04 \x01(\x08\"\x0b\n\tConfirmed\"\x14\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\t2\x8e\x01\n\x06\x42roker\x12\x42\n\x06Submit\x12\x19.pocketfed.worker.v1.Part\x1a\x19.pocketfed.worker.v1.Part(\x01\x30\x01\x12@\n\x04Work\x12\x19.pocketfed.worker.v1.Part\x1a\x19.pocketfed.worker.v1.Part(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,27 +34,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMAND_EXCLUDEDENTRY']._loaded_options = None
   _globals['_COMMAND_EXCLUDEDENTRY']._serialized_options = b'8\001'
   _globals['_PART']._serialized_start=61
-  _globals['_PART']._serialized_end=331
-  _globals['_HELLO']._serialized_start=333
-  _globals['_HELLO']._serialized_end=388
-  _globals['_COMMAND']._serialized_start=391
-  _globals['_COMMAND']._serialized_end=754
-  _globals['_COMMAND_EXCLUDEDENTRY']._serialized_start=674
-  _globals['_COMMAND_EXCLUDEDENTRY']._serialized_end=721
-  _globals['_COMMAND_KIND']._serialized_start=723
-  _globals['_COMMAND_KIND']._serialized_end=754
-  _globals['_TASK']._serialized_start=757
-  _globals['_TASK']._serialized_end=920
-  _globals['_ANSWER']._serialized_start=923
-  _globals['_ANSWER']._serialized_end=1145
-  _globals['_EVENT']._serialized_start=1147
-  _globals['_EVENT']._serialized_end=1185
-  _globals['_FAILURE']._serialized_start=1187
-  _globals['_FAILURE']._serialized_end=1228
-  _globals['_PROGRESS']._serialized_start=1230
-  _globals['_PROGRESS']._serialized_end=1284
-  _globals['_CANCEL']._serialized_start=1286
-  _globals['_CANCEL']._serialized_end=1306
-  _globals['_BROKER']._serialized_start=1309
-  _globals['_BROKER']._serialized_end=1451
+  _globals['_PART']._serialized_end=384
+  _globals['_HELLO']._serialized_start=386
+  _globals['_HELLO']._serialized_end=441
+  _globals['_COMMAND']._serialized_start=444
+  _globals['_COMMAND']._serialized_end=807
+  _globals['_COMMAND_EXCLUDEDENTRY']._serialized_start=727
+  _globals['_COMMAND_EXCLUDEDENTRY']._serialized_end=774
+  _globals['_COMMAND_KIND']._serialized_start=776
+  _globals['_COMMAND_KIND']._serialized_end=807
+  _globals['_TASK']._serialized_start=810
+  _globals['_TASK']._serialized_end=973
+  _globals['_ANSWER']._serialized_start=976
+  _globals['_ANSWER']._serialized_end=1198
+  _globals['_EVENT']._serialized_start=1200
+  _globals['_EVENT']._serialized_end=1238
+  _globals['_FAILURE']._serialized_start=1240
+  _globals['_FAILURE']._serialized_end=1281
+  _globals['_PROGRESS']._serialized_start=1283
+  _globals['_PROGRESS']._serialized_end=1354
+  _globals['_CONFIRMED']._serialized_start=1356
+  _globals['_CONFIRMED']._serialized_end=1367
+  _globals['_CANCEL']._serialized_start=1369
+  _globals['_CANCEL']._serialized_end=1389
+  _globals['_BROKER']._serialized_start=1392
+  _globals['_BROKER']._serialized_end=1534
 # @@protoc_insertion_point(module_scope)

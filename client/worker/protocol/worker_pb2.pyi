@@ -37,6 +37,7 @@ class Part(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    CONFIRMED_FIELD_NUMBER: builtins.int
     chunk: builtins.bytes
     @property
     def hello(self) -> global___Hello: ...
@@ -48,6 +49,8 @@ class Part(google.protobuf.message.Message):
     def progress(self) -> global___Progress: ...
     @property
     def cancel(self) -> global___Cancel: ...
+    @property
+    def confirmed(self) -> global___Confirmed: ...
     def __init__(
         self,
         *,
@@ -57,10 +60,11 @@ class Part(google.protobuf.message.Message):
         progress: global___Progress | None = ...,
         cancel: global___Cancel | None = ...,
         chunk: builtins.bytes = ...,
+        confirmed: global___Confirmed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "command", b"command", "hello", b"hello", "part", b"part", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "command", b"command", "hello", b"hello", "part", b"part", "progress", b"progress"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["hello", "command", "answer", "progress", "cancel", "chunk"] | None: ...
+    def HasField(self, field_name: typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "command", b"command", "confirmed", b"confirmed", "hello", b"hello", "part", b"part", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "command", b"command", "confirmed", b"confirmed", "hello", b"hello", "part", b"part", "progress", b"progress"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["hello", "command", "answer", "progress", "cancel", "chunk", "confirmed"] | None: ...
 
 global___Part = Part
 
@@ -303,22 +307,38 @@ class Progress(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
     BACKEND_FIELD_NUMBER: builtins.int
+    CONFIRM_FIELD_NUMBER: builtins.int
     id: builtins.str
     """of the Command"""
     phase: builtins.str
     """begins now, or still goes on"""
     backend: builtins.str
-    """the last one that was used; empty if none was yet"""
+    """the last one that was asked to work; empty if none was yet"""
+    confirm: builtins.bool
+    """the worker goes on when it has the Confirmed of this"""
     def __init__(
         self,
         *,
         id: builtins.str = ...,
         phase: builtins.str = ...,
         backend: builtins.str = ...,
+        confirm: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "id", b"id", "phase", b"phase"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "confirm", b"confirm", "id", b"id", "phase", b"phase"]) -> None: ...
 
 global___Progress = Progress
+
+@typing.final
+class Confirmed(google.protobuf.message.Message):
+    """To the worker: what it said is known here, even if it ends this moment."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Confirmed = Confirmed
 
 @typing.final
 class Cancel(google.protobuf.message.Message):

@@ -57,7 +57,7 @@ class BrokerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Work(self, request_iterator, context):
-        """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel at any time.
+        """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel, Confirmed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,7 @@ class BrokerStub:
         client.worker.protocol.worker_pb2.Part,
         client.worker.protocol.worker_pb2.Part,
     ]
-    """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel at any time."""
+    """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel, Confirmed."""
 
 class BrokerAsyncStub:
     Submit: grpc.aio.StreamStreamMultiCallable[
@@ -50,7 +50,7 @@ class BrokerAsyncStub:
         client.worker.protocol.worker_pb2.Part,
         client.worker.protocol.worker_pb2.Part,
     ]
-    """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel at any time."""
+    """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel, Confirmed."""
 
 class BrokerServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -67,6 +67,6 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[client.worker.protocol.worker_pb2.Part],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[client.worker.protocol.worker_pb2.Part], collections.abc.AsyncIterator[client.worker.protocol.worker_pb2.Part]]:
-        """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel at any time."""
+        """The worker: Hello, then Progress and Answers, chunks <- Commands, chunks; Cancel, Confirmed."""
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
