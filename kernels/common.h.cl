@@ -29,14 +29,24 @@ typedef JOIN(float, VW) floatv;
 typedef JOIN(int, VW) intv;
 #define LOADV(p) JOIN(vload, VW)(0, p)
 #define STOREV(v, p) JOIN(vstore, VW)(v, 0, p)
+#define EVEN_LANES(a, b) ((floatv)((a).even, (b).even))
+// Each lane twice, from the first one on: 0 0 1 1 2 2 ..., or 0 1 1 2 2 3 ...
 #if VW == 2
 #define LANES ((intv)(0, 1))
+#define TWICE(v) (v).s00
+#define TWICE_FROM_HALF(v) (v).s01
 #elif VW == 4
 #define LANES ((intv)(0, 1, 2, 3))
+#define TWICE(v) (v).s0011
+#define TWICE_FROM_HALF(v) (v).s0112
 #elif VW == 8
 #define LANES ((intv)(0, 1, 2, 3, 4, 5, 6, 7))
+#define TWICE(v) (v).s00112233
+#define TWICE_FROM_HALF(v) (v).s01122334
 #else
 #define LANES ((intv)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+#define TWICE(v) (v).s0011223344556677
+#define TWICE_FROM_HALF(v) (v).s0112233445566778
 #endif
 #endif
 
@@ -112,4 +122,48 @@ inline floatv relu(const floatv x) { return select(x, (floatv)0, (intv)(x < (flo
 // Gradient through a ReLU whose output was y.
 inline floatv relu_gate(const floatv y, const floatv dy) {
   return select(dy, (floatv)0, (intv)(y <= (floatv)0));
+}
+
+// Columns first, first + stride, first + 2·stride, ... of a row of width columns. Lanes outside
+// the row hold anything. stride is a constant.
+inline floatv load_strided(__global const float *row, const int first, const int stride,
+                           const int width) {
+  if (stride == 1)
+    return LOADV(row + clamp(first, -VW, width));
+#if VW > 1
+  if (stride == 2) {
+    __global const float *p = row + clamp(first, -2 * VW, width);
+    return EVEN_LANES(LOADV(p), LOADV(p + VW));
+  }
+#endif
+  float lane[VW];
+  for (int i = 0; i < VW; i++)
+    lane[i] = row[clamp(first + i * stride, 0, width - 1)];
+  return LOADV(lane);
+}
+
+// Columns first / stride, (first + 1) / stride, ... of a row of width columns, rounded down. Lanes
+// outside the row hold anything. stride is a constant.
+inline floatv load_spread(__global const float *row, const int first, const int stride,
+                          const int width) {
+  const int begin = (first < 0 ? first - stride + 1 : first) / stride;
+  const int rest = first - begin * stride;
+  if (stride == 1)
+    return LOADV(row + clamp(begin, -VW, width));
+#if VW > 1
+  if (stride == 2) {
+    const floatv v = LOADV(row + clamp(begin, -VW, width));
+    return rest ? TWICE_FROM_HALF(v) : TWICE(v);
+  }
+#endif
+  float lane[VW];
+  for (int i = 0; i < VW; i++)
+    lane[i] = row[clamp(begin + (rest + i) / stride, 0, width - 1)];
+  return LOADV(lane);
+}
+
+// Which of first, first + step, ... lie in [0, width).
+inline intv in_row(const int first, const int step, const int width) {
+  const intv column = (intv)(first) + LANES * (intv)(step);
+  return (intv)((column >= (intv)0) & (column < (intv)(width)));
 }

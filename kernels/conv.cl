@@ -58,18 +58,7 @@
 
 // Columns first, first + SW, ... of a row of the input; zero outside [0, W).
 inline floatv load_columns(__global const float *row, const int first) {
-#if SW == 1
-  const intv column = (intv)(first) + LANES;
-  return select((floatv)0, LOADV(row + first),
-                (intv)((column >= (intv)0) & (column < (intv)(W))));
-#else
-  float lane[VW];
-  for (int i = 0; i < VW; i++) {
-    const int column = first + i * SW;
-    lane[i] = (column >= 0 && column < W) ? row[column] : 0;
-  }
-  return LOADV(lane);
-#endif
+  return select((floatv)0, load_strided(row, first, SW, W), in_row(first, SW, W));
 }
 
 #if PASS == 0
@@ -146,18 +135,9 @@ __kernel void conv_forward(IN(x), IN(w),
 #if PASS == 1
 // Columns of dy that column first, first + 1, ... of the (padded) input met; zero if there is none.
 inline floatv load_met(__global const float *row, const int first) {
-#if SW == 1
-  const intv column = (intv)(first) + LANES;
-  return select((floatv)0, LOADV(row + first),
-                (intv)((column >= (intv)0) & (column < (intv)(OW))));
-#else
-  float lane[VW];
-  for (int i = 0; i < VW; i++) {
-    const int at = first + i;
-    lane[i] = (at >= 0 && at % SW == 0 && at / SW < OW) ? row[at / SW] : 0;
-  }
-  return LOADV(lane);
-#endif
+  const intv at = (intv)(first) + LANES;
+  const intv met = (intv)((at >= (intv)0) & (at < (intv)(OW * SW)) & (at % (intv)(SW) == (intv)0));
+  return select((floatv)0, load_spread(row, first, SW, OW), met);
 }
 
 __kernel void conv_dgrad(IN(dy), IN(w),

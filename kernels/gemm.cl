@@ -19,6 +19,9 @@
 #ifndef B_TRANS
 #define B_TRANS 0 // 1: B is stored as [n, k]
 #endif
+#ifndef ROWS_FIRST
+#define ROWS_FIRST 0 // 1: neighbouring work-items go down the rows of C, which keeps B in the cache
+#endif
 #ifndef BIAS
 #define BIAS 0 // 1: add bias[n] to every row (B_TRANS)
 #endif
@@ -50,7 +53,7 @@ __kernel void gemm(IN(a), IN(b),
   OPEN_IN(b);
   OPEN_OUT(c);
 #if B_TRANS
-  const int row0 = get_global_id(0) * TM, col0 = get_global_id(1) * TN;
+  const int row0 = get_global_id(!ROWS_FIRST) * TM, col0 = get_global_id(ROWS_FIRST) * TN;
   if (row0 >= m || col0 >= n)
     return;
   // Rows and columns beyond the edge compute the last one again and are not stored.
@@ -116,7 +119,8 @@ __kernel void gemm(IN(a), IN(b),
     }
   }
 #else
-  const int col0 = get_global_id(0) * (TN * VW), row0 = get_global_id(1) * TM;
+  const int row0 = get_global_id(!ROWS_FIRST) * TM;
+  const int col0 = get_global_id(ROWS_FIRST) * (TN * VW);
   if (row0 >= m || col0 >= n)
     return;
   int a_at[TM], col[TN];

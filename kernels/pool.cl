@@ -1,9 +1,6 @@
 // Pooling in NCHW: maximum and mean over windows KH x KW moved by SH, SW. Shapes are constants.
-// A work-item makes SPAN neighbours of one row of one plane (an image's channel).
+// A work-item makes VW neighbours of one row of one plane (an image's channel).
 
-#ifndef SPAN
-#define SPAN 1 // elements of a row for each work-item: 1 on a GPU, a whole row on a CPU
-#endif
 #ifndef PH
 #define PH 0 // rows of padding above and below
 #endif
@@ -18,132 +15,149 @@
 #endif
 // Without defaults: H W of the input, OH OW of the output, KH KW SH SW of the windows.
 
-// Windows that hold position at: the first, and one after the last.
-#define FIRST_WINDOW(at, pad, size, stride) (max(0, (at) + (pad) - (size) + (stride)) / (stride))
-#define AFTER_WINDOW(at, pad, stride, windows) min((windows), ((at) + (pad)) / (stride) + 1)
+// Windows that hold row r (padding counted): the first, and one after the last.
+#define FIRST_WINDOW(r) (max(0, (r) - KH + SH) / SH)
+#define AFTER_WINDOW(r) min(OH, (r) / SH + 1)
+#define WINDOWS_ACROSS ((KW + SW - 1) / SW) // that hold one column, at most
 
-// y = largest value of each window, which = its place in the window. Padding is never the largest;
-// of equal values the first wins, and "not a number" wins over all, as in PyTorch. Where a tensor
-// begins is counted in floats, two places each.
-__kernel void max_forward(IN(x), OUT(y), __global ushort *which_buffer, const int which_start,
-                          const int planes) {
-  const int spans = (OW + SPAN - 1) / SPAN;
-  const int i = get_global_id(0) / spans, plane = get_global_id(1);
-  const int j0 = get_global_id(0) % spans * SPAN;
+// y = largest value of each window, places = where in the window it lies. Padding is never the
+// largest; of equal values the first wins; "not a number" wins over all, as in PyTorch.
+__kernel void max_forward(IN(x), OUT(y), OUT(places), const int planes) {
+  const int vectors = (OW + VW - 1) / VW;
+  const int i = get_global_id(0) / vectors, j = get_global_id(0) % vectors * VW;
+  const int plane = get_global_id(1);
   if (i >= OH || plane >= planes)
     return;
   OPEN_IN(x);
   OPEN_OUT(y);
-  __global ushort *which = which_buffer + 2 * which_start;
-  __global const float *image = x + plane * (H * W);
-  for (int j = j0; j < min(j0 + SPAN, OW); j++) {
-    float best = -INFINITY;
-    int place = -1;
-    for (int u = 0; u < KH; u++)
-      for (int v = 0; v < KW; v++) {
-        const int row = i * SH - PH + u, column = j * SW - PW + v;
-        if (row >= 0 && row < H && column >= 0 && column < W) {
-          const float value = image[row * W + column];
-          if (place < 0 || value > best || isnan(value)) {
-            best = value;
-            place = u * KW + v;
-          }
-        }
-      }
-    const int at = (plane * OH + i) * OW + j;
-    y[at] = best;
-    which[at] = (ushort)place;
+  OPEN_OUT(places);
+  floatv best = (floatv)(-INFINITY), place = (floatv)(-1);
+  for (int u = 0; u < KH; u++) {
+    const int row = i * SH - PH + u;
+    if (row < 0 || row >= H)
+      continue;
+    for (int v = 0; v < KW; v++) {
+      const int first = j * SW - PW + v;
+      const floatv value = load_strided(x + (plane * H + row) * W, first, SW, W);
+      intv better = (intv)((place < (floatv)0) | (value > best) | (value != value));
+#if PW > 0
+      better &= in_row(first, SW, W);
+#endif
+      best = select(best, value, better);
+      place = select(place, (floatv)(u * KW + v), better);
+    }
   }
-}
-
-// dx[at] = sum of dy over the windows whose largest value lay there.
-__kernel void max_backward(IN(dy), __global const ushort *which_buffer, const int which_start,
-#if GATE
-                           IN(x),
-#endif
-                           OUT(dx), const int planes) {
-  const int spans = (W + SPAN - 1) / SPAN;
-  const int row = get_global_id(0) / spans, plane = get_global_id(1);
-  const int column0 = get_global_id(0) % spans * SPAN;
-  if (row >= H || plane >= planes)
-    return;
-  OPEN_IN(dy);
-#if GATE
-  OPEN_IN(x);
-#endif
-  OPEN_OUT(dx);
-  __global const ushort *which = which_buffer + 2 * which_start + plane * (OH * OW);
-  dy += plane * (OH * OW);
-  for (int column = column0; column < min(column0 + SPAN, W); column++) {
-    float sum = 0;
-    for (int i = FIRST_WINDOW(row, PH, KH, SH); i < AFTER_WINDOW(row, PH, SH, OH); i++)
-      for (int j = FIRST_WINDOW(column, PW, KW, SW); j < AFTER_WINDOW(column, PW, SW, OW); j++) {
-        const int place = (row + PH - i * SH) * KW + column + PW - j * SW;
-        sum += which[i * OW + j] == place ? dy[i * OW + j] : 0;
-      }
-    const int at = (plane * H + row) * W + column;
-#if GATE
-    sum = x[at] <= 0 ? 0 : sum;
-#endif
-#if ACCUMULATE
-    sum += dx[at];
-#endif
-    dx[at] = sum;
-  }
+  const int at = (plane * OH + i) * OW + j;
+  store_first(best, y + at, OW - j);
+  store_first(place, places + at, OW - j);
 }
 
 // y = sum of each window / (KH·KW); padding counts as zeros.
 __kernel void mean_forward(IN(x), OUT(y), const int planes) {
-  const int spans = (OW + SPAN - 1) / SPAN;
-  const int i = get_global_id(0) / spans, plane = get_global_id(1);
-  const int j0 = get_global_id(0) % spans * SPAN;
+  const int vectors = (OW + VW - 1) / VW;
+  const int i = get_global_id(0) / vectors, j = get_global_id(0) % vectors * VW;
+  const int plane = get_global_id(1);
   if (i >= OH || plane >= planes)
     return;
   OPEN_IN(x);
   OPEN_OUT(y);
-  __global const float *image = x + plane * (H * W);
-  for (int j = j0; j < min(j0 + SPAN, OW); j++) {
-    float sum = 0;
-    for (int u = 0; u < KH; u++)
-      for (int v = 0; v < KW; v++) {
-        const int row = i * SH - PH + u, column = j * SW - PW + v;
-        if (row >= 0 && row < H && column >= 0 && column < W)
-          sum += image[row * W + column];
-      }
-    y[(plane * OH + i) * OW + j] = sum / (KH * KW);
+  floatv sum = (floatv)0;
+  for (int u = 0; u < KH; u++) {
+    const int row = i * SH - PH + u;
+    if (row < 0 || row >= H)
+      continue;
+    for (int v = 0; v < KW; v++) {
+      const int first = j * SW - PW + v;
+      const floatv value = load_strided(x + (plane * H + row) * W, first, SW, W);
+#if PW > 0
+      sum += select((floatv)0, value, in_row(first, SW, W));
+#else
+      sum += value;
+#endif
+    }
   }
+  store_first(sum / (floatv)(KH * KW), y + (plane * OH + i) * OW + j, OW - j);
 }
 
-// dx[at] = sum of dy over the windows that hold it / (KH·KW).
+// Gradient of a row's columns from the windows that hold them. With places: from those windows
+// whose largest value lay there; else from all. Zero in the windows' gaps.
+inline floatv gather_windows(__global const float *dy, __global const float *places,
+                             const int row, const int column) {
+  floatv sum = (floatv)0;
+  for (int i = FIRST_WINDOW(row + PH); i < AFTER_WINDOW(row + PH); i++)
+    for (int across = 0; across < WINDOWS_ACROSS; across++) {
+      const int first = column + PW - across * SW;
+      const intv j = ((intv)(column + PW) + LANES) / (intv)(SW) - (intv)(across);
+      const intv v = (intv)(column + PW) + LANES - j * (intv)(SW);
+      intv holds = (intv)((j >= (intv)0) & (j < (intv)(OW)) & (v < (intv)(KW)));
+      if (places) {
+        const intv place = (intv)((row + PH - i * SH) * KW) + v;
+        const floatv largest = load_spread(places + i * OW, first, SW, OW);
+#if VW == 1
+        holds &= largest == (float)place;
+#else
+        holds &= largest == JOIN(convert_float, VW)(place);
+#endif
+      }
+      sum += select((floatv)0, load_spread(dy + i * OW, first, SW, OW), holds);
+    }
+  return sum;
+}
+
+inline void store_gradient(floatv value, __global const float *x, __global float *dx,
+                           const int left) {
+#if GATE
+  value = relu_gate(LOADV(x), value);
+#endif
+#if ACCUMULATE
+  value += LOADV(dx);
+#endif
+  store_first(value, dx, left);
+}
+
+__kernel void max_backward(IN(dy), IN(places),
+#if GATE
+                           IN(x),
+#endif
+                           OUT(dx), const int planes) {
+  const int vectors = (W + VW - 1) / VW;
+  const int row = get_global_id(0) / vectors, column = get_global_id(0) % vectors * VW;
+  const int plane = get_global_id(1);
+  if (row >= H || plane >= planes)
+    return;
+  OPEN_IN(dy);
+  OPEN_IN(places);
+  OPEN_OUT(dx);
+#if GATE
+  OPEN_IN(x);
+#else
+  __global const float *x = dx;
+#endif
+  const int at = (plane * H + row) * W + column;
+  const floatv value =
+      gather_windows(dy + plane * (OH * OW), places + plane * (OH * OW), row, column);
+  store_gradient(value, x + at, dx + at, W - column);
+}
+
+// dx = sum of dy over the windows that hold it / (KH·KW).
 __kernel void mean_backward(IN(dy),
 #if GATE
                             IN(x),
 #endif
                             OUT(dx), const int planes) {
-  const int spans = (W + SPAN - 1) / SPAN;
-  const int row = get_global_id(0) / spans, plane = get_global_id(1);
-  const int column0 = get_global_id(0) % spans * SPAN;
+  const int vectors = (W + VW - 1) / VW;
+  const int row = get_global_id(0) / vectors, column = get_global_id(0) % vectors * VW;
+  const int plane = get_global_id(1);
   if (row >= H || plane >= planes)
     return;
   OPEN_IN(dy);
+  OPEN_OUT(dx);
 #if GATE
   OPEN_IN(x);
+#else
+  __global const float *x = dx;
 #endif
-  OPEN_OUT(dx);
-  dy += plane * (OH * OW);
-  for (int column = column0; column < min(column0 + SPAN, W); column++) {
-    float sum = 0;
-    for (int i = FIRST_WINDOW(row, PH, KH, SH); i < AFTER_WINDOW(row, PH, SH, OH); i++)
-      for (int j = FIRST_WINDOW(column, PW, KW, SW); j < AFTER_WINDOW(column, PW, SW, OW); j++)
-        sum += dy[i * OW + j];
-    sum /= (KH * KW);
-    const int at = (plane * H + row) * W + column;
-#if GATE
-    sum = x[at] <= 0 ? 0 : sum;
-#endif
-#if ACCUMULATE
-    sum += dx[at];
-#endif
-    dx[at] = sum;
-  }
+  const int at = (plane * H + row) * W + column;
+  const floatv sum = gather_windows(dy + plane * (OH * OW), 0, row, column);
+  store_gradient(sum / (floatv)(KH * KW), x + at, dx + at, W - column);
 }

@@ -49,16 +49,19 @@ class Tile:
         return f"{self.rows}x{self.columns}"
 
 
-def tile(rows: int, columns: int, accumulators: int) -> Tile:
+def tile(
+    rows: int, columns: int, accumulators: int, *, row_load: float = 0.0, column_load: float = 1.0
+) -> Tile:
     """The tile of at most ``accumulators`` sums that covers rows x columns with the least work.
 
-    A step of a tile costs its multiply-adds, and its loads at half of that (a CPU core starts two
-    of each in a cycle, but loads wait for the cache); tiles over the edge count in full.
+    A step of a tile costs one for each multiply-add, and so much for what it loads for each row
+    and each column: nothing for a number that is broadcast from the cache. Tiles over the edge
+    count in full.
     """
 
     def work(t: Tile) -> float:
         tiles = -(-rows // t.rows) * -(-columns // t.columns)
-        return tiles * (t.rows * t.columns + 0.5 * (t.rows + t.columns) + 1)
+        return tiles * (t.rows * t.columns + row_load * t.rows + column_load * t.columns + 1)
 
     candidates = [
         Tile(r, c)

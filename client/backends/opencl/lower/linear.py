@@ -12,7 +12,7 @@ def forward(node: Node, low: Lowering) -> None:
     """Y = X·Wᵀ + b, perhaps with a ReLU."""
     weight, *bias = node.op.params
     outputs, inputs = weight.shape
-    t = tile(low.capacity, outputs, low.target.accumulators)
+    t = tile(low.capacity, outputs, low.target.accumulators, row_load=1.0)
     low.launch(
         node,
         "gemm",
@@ -33,6 +33,7 @@ def forward(node: Node, low: Lowering) -> None:
             "TM": t.rows,
             "TN": t.columns,
             "B_TRANS": 1,
+            "ROWS_FIRST": 1,
             "BIAS": len(bias),
             "RELU": int(node.relu),
         },
@@ -47,7 +48,7 @@ def backward(node: Node, low: Lowering) -> None:
     vectors = -(-inputs // low.target.vector)
     local = (1, 1) if low.target.kind == "cpu" else (low.target.group, 1)
     dy = low.grad(node.output)
-    t = tile(outputs, vectors, low.target.accumulators)
+    t = tile(outputs, vectors, low.target.accumulators, row_load=0.25)
     low.launch(
         node,
         "gemm",
@@ -70,8 +71,10 @@ def backward(node: Node, low: Lowering) -> None:
     if node.inputs[0] not in low.graph.needs_grad:
         return
     dx, accumulate = low.add_to_grad(node.inputs[0])
-    u = tile(low.capacity, vectors, low.target.accumulators)
+    u = tile(low.capacity, vectors, low.target.accumulators, row_load=0.5)
+    rows_first = low.target.kind == "cpu"
     defines: dict[str, Define] = {
+        "ROWS_FIRST": int(rows_first),
         "TM": u.rows,
         "TN": u.columns,
         "GATE": int(node.gates),
@@ -90,9 +93,13 @@ def backward(node: Node, low: Lowering) -> None:
             inputs,
             outputs,
         ],
-        lambda count: (-(-vectors // u.columns), -(-count // u.rows)),
+        lambda count: _order(-(-vectors // u.columns), -(-count // u.rows), rows_first),
         local,
         backward=True,
         defines=defines,
         variant=f"outer {u}",
     )
+
+
+def _order(columns: int, rows: int, rows_first: bool) -> tuple[int, int]:
+    return (rows, columns) if rows_first else (columns, rows)

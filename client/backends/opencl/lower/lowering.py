@@ -63,9 +63,9 @@ class Lowering:
         self._grads[tensor] = self.grad(result)
         return True
 
-    def workspace(self, name: str, row_elements: int, element_nbytes: int = 4) -> Slot:
+    def workspace(self, name: str, row_elements: int) -> Slot:
         """A region for ``capacity`` rows."""
-        return Slot(name, self.capacity * row_elements * element_nbytes)
+        return Slot(name, self.capacity * row_elements * 4)
 
     def param(self, param: Param) -> At:
         return At(Memory.PARAMS, param.offset - self.graph.segment.param_slice.start)

@@ -11,7 +11,7 @@ from client.model.layers import AvgPool2d, MaxPool2d, pair
 def max_forward(node: Node, low: Lowering) -> None:
     """y = largest of each window; its place in the window is kept for the backward pass."""
     elements = low.graph.elements(node.output)
-    places = low.workspace(f"places of {node.op.name}", elements, element_nbytes=2)
+    places = low.workspace(f"places of {node.op.name}", elements)
     low.kept[node.op.index] = places
     x, y = low.value(node.inputs[0]), low.value(node.output)
     _launch(node, low, "max_forward", [x, y, places], backward=False, defines={})
@@ -62,17 +62,17 @@ def _launch(
     else:
         kh, kw, sh, sw, ph, pw, oh, ow = h, w, h, w, 0, 0, 1, 1
     rows, columns = (h, w) if backward else (oh, ow)
-    span = columns if low.target.kind == "cpu" else 1
+    vectors = -(-columns // low.target.vector)
     low.launch(
         node,
         "pool",
         kernel,
         [*args, PerCount(channels)],
-        lambda count: (rows * -(-columns // span), count * channels),
+        lambda count: (rows * vectors, count * channels),
         (1, low.target.group) if low.target.kind == "cpu" else (8, low.target.group // 8),
         backward=backward,
         defines={
             "H": h, "W": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw,
-            "PH": ph, "PW": pw, "SPAN": span, **defines,
+            "PH": ph, "PW": pw, **defines,
         },
     )  # fmt: skip
