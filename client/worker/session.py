@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from client import trainer
+from client import backends, trainer
 from client.backends.base import Device, DeviceData, DeviceInfo, Metrics, Program, Traffic
 from client.config import Experiment
 from client.data.shares import NodeData, Shares
@@ -119,8 +119,10 @@ class Session:
         record = NodeRecord(partition)
         node = self._node(partition, path, clock)
         while True:
-            usable = self.devices.usable()
-            info = next((i for i in usable if i.key == node.chosen), usable[0])
+            with clock.phase("plan"):
+                usable = self.devices.usable()
+                info = next((i for i in usable if i.key == node.chosen), usable[0])
+                backends.at_work(info.backend)
             try:
                 metrics = self._evaluate_on(info, node, params, clock, record)
                 break
@@ -162,10 +164,13 @@ class Session:
         """The device to train on: recorded, kept from an earlier round, forced, or measured now."""
         with clock.phase("plan"):
             if recorded is not None:
-                return self.devices.find(recorded.device), "recorded choice"
+                info = self.devices.find(recorded.device)
+                backends.at_work(info.backend)
+                return info, "recorded choice"
             usable = self.devices.usable()
             kept = next((i for i in usable if i.key == node.chosen), None)
             if kept is not None:
+                backends.at_work(kept.backend)
                 return kept, node.reason
         candidates: dict[str, probe.Candidate] = {}
         for info in usable:
