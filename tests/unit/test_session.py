@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.backends import get
+from client.backends import get, on_backend
 from client.backends.base import Hyper
 from client.errors import ConfigError, DeviceError, MismatchError, TrainingError
 from client.model import Model, initialise
@@ -388,7 +388,7 @@ def test_a_node_evaluates_on_examples_it_does_not_train_on(tmp_path: Path) -> No
     assert record.accuracy == metrics.correct / 6
     assert record.loss == pytest.approx(metrics.loss_sum / 6)
     assert record.device["backend"] == "numpy"
-    assert set(clock.phases) == {"data", "build", "upload", "evaluate"}
+    assert set(clock.phases) == {"data", "plan", "build", "upload", "evaluate"}
 
 
 def test_evaluation_leaves_training_as_it_was(tmp_path: Path) -> None:
@@ -436,3 +436,53 @@ def test_close_gives_everything_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert alpha.calls["release"] == 1
     a_round(s)  # and can begin anew
     assert alpha.calls["open"] == 2
+
+
+# -- for the device worker -------------------------------------------------------------------
+
+
+def test_excluded_backends_are_not_even_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_numpy: Float32Array
+) -> None:
+    alpha = Fake("alpha", step_s=1e-9)
+    fakes.register(monkeypatch, alpha)
+    s = Session(fakes.experiment(tmp_path), tmp_path, {"alpha": "it crashes"})
+    outcome, record = a_round(s)
+    np.testing.assert_array_equal(outcome.params, by_numpy)
+    assert kinds(record) == ["fallback"]
+    assert record.events[0].message == "alpha is not used: it crashes"
+    assert not alpha.calls
+    recorded = Placement("alpha", alpha.devices()[0].key, 1)
+    with pytest.raises(DeviceError, match=r"is not here: alpha.*\(refused: it crashes\)"):
+        a_round(s, recorded=recorded)
+
+
+@pytest.mark.parametrize("devices", [{"backend": "alpha"}, {"device": "alpha"}])
+def test_a_forced_backend_that_is_excluded_leaves_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: dict[str, str]
+) -> None:
+    fakes.register(monkeypatch, Fake("alpha"))
+    s = Session(fakes.experiment(tmp_path, devices=devices), tmp_path, {"alpha": "it crashes"})
+    with pytest.raises(DeviceError, match=r"no device is left .*: alpha: it crashes"):
+        a_round(s)
+
+
+def test_a_backend_is_named_before_it_is_asked_to_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {name: Fake(name, step_s=s) for name, s in (("alpha", 1.0), ("beta", 3.0))}
+    fakes.register(monkeypatch, *both.values(), numpy=False)
+    asked: list[tuple[str, int]] = []
+    token = on_backend.set(lambda name: asked.append((name, both[name].calls["step"])))
+    s = session(tmp_path)
+    try:
+        a_round(s)
+        steps = [n for name, n in asked if name == "beta"]
+        assert steps == sorted(steps)
+        assert steps[0] == 0
+        assert ("alpha", 16) in asked  # measured in 4 groups of 4 steps, then chosen
+        asked.clear()
+        a_round(s, number=2)
+    finally:
+        on_backend.reset(token)
+    assert {name for name, _ in asked} == {"alpha"}
