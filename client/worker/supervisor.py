@@ -126,7 +126,8 @@ class Supervisor:
         try:
             job.out.put(self._carry_out(job))
         except WorkerError as e:
-            log.warning("%s: %s", job.command.partition, e)
+            level = logging.INFO if self._stopping.is_set() else logging.WARNING
+            log.log(level, "%s: %s", job.command.partition, e)
             job.out.put((Answer(failure=convert.failure_to_message(e)), b""))
         except Exception as e:
             log.exception("the worker's supervisor failed")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -30,7 +31,14 @@ from client.timing import RoundClock, on_phase
 from client.trainer import Outcome, Task
 from client.worker import broker as broker_module
 from client.worker.broker import Broker, Job
-from client.worker.protocol import ADDRESS_VARIABLE, PROTOCOL, TOKEN_KEY, parts, read_token
+from client.worker.protocol import (
+    ADDRESS_VARIABLE,
+    PROTOCOL,
+    TOKEN_KEY,
+    TOKEN_VARIABLE,
+    parts,
+    read_token,
+)
 from client.worker.protocol.dial import dial
 from client.worker.protocol.worker_pb2 import Answer, Command, Hello, Part
 from client.worker.protocol.worker_pb2_grpc import BrokerStub
@@ -461,6 +469,7 @@ def test_a_worker_ends_when_its_broker_is_killed(tmp_path: Path) -> None:
                 process.kill()
                 assert gone(pid)
                 app.wait(30)
+            shutil.rmtree(Path(variables[TOKEN_VARIABLE]).parent)  # what a killed host leaves
         finally:
             process.kill()
 
