@@ -3,7 +3,8 @@
 //   dx           = its transpose in x
 //   dw[o,c,u,v]  = sum over n,i,j of dy[n,o,i,j] · x[n, c, i·SH - PT + u·DH, j·SW - PL + v·DW]
 // Vectors go along the width. A row that lies in the padding is read from a row of zeros, and
-// columns that lie in the padding are masked, so that the inner loops have no branches.
+// columns that lie in the padding are masked, so that the inner loops have no branches. Widths come
+// as arguments once more, for the masks alone: a compiler that knows a mask tears loads apart.
 // One pass is built at a time, by PASS; shapes are constants.
 
 #ifndef PASS
@@ -56,9 +57,9 @@
 #define TAPS (KH * KW)
 #define ZERO_MARGIN 64 // zeros before column 0 of the row of zeros
 
-// Columns first, first + SW, ... of a row of the input; zero outside [0, W).
-inline floatv load_columns(__global const float *row, const int first) {
-  return select((floatv)0, load_strided(row, first, SW, W), in_row(first, SW, W));
+// Columns first, first + SW, ... of a row of the input; zero outside [0, width).
+inline floatv load_columns(__global const float *row, const int first, const int width) {
+  return select((floatv)0, load_strided(row, first, SW, W), in_row(first, SW, width));
 }
 
 #if PASS == 0
@@ -66,7 +67,7 @@ __kernel void conv_forward(IN(x), IN(w),
 #if BIAS
                            IN(bias),
 #endif
-                           OUT(y), __global const float *zeros, const int count) {
+                           OUT(y), __global const float *zeros, const int width, const int count) {
   const int tile_columns = (OW + VW - 1) / VW, tile_rows = (OH + TR - 1) / TR;
   const int tile = get_global_id(0), o0 = get_global_id(1) * TC, image = get_global_id(2);
   if (tile >= tile_columns * tile_rows || o0 >= O || image >= count)
@@ -106,7 +107,7 @@ __kernel void conv_forward(IN(x), IN(w),
         floatv xv[TR];
 #pragma unroll
         for (int r = 0; r < TR; r++)
-          xv[r] = load_columns(row[r], column0 * SW - PL + v * DW);
+          xv[r] = load_columns(row[r], column0 * SW - PL + v * DW, width);
 #pragma unroll
         for (int o = 0; o < TC; o++) {
           const floatv wv = (floatv)(w_of[o][tap + v]);
@@ -134,9 +135,10 @@ __kernel void conv_forward(IN(x), IN(w),
 
 #if PASS == 1
 // Columns of dy that column first, first + 1, ... of the (padded) input met; zero if there is none.
-inline floatv load_met(__global const float *row, const int first) {
+inline floatv load_met(__global const float *row, const int first, const int width) {
   const intv at = (intv)(first) + LANES;
-  const intv met = (intv)((at >= (intv)0) & (at < (intv)(OW * SW)) & (at % (intv)(SW) == (intv)0));
+  const intv met =
+      (intv)((at >= (intv)0) & (at < (intv)(width * SW)) & (at % (intv)(SW) == (intv)0));
   return select((floatv)0, load_spread(row, first, SW, OW), met);
 }
 
@@ -144,7 +146,7 @@ __kernel void conv_dgrad(IN(dy), IN(w),
 #if GATE
                          IN(x),
 #endif
-                         OUT(dx), __global const float *zeros, const int count) {
+                         OUT(dx), __global const float *zeros, const int width, const int count) {
   const int tile_columns = (W + VW - 1) / VW, tile_rows = (H + TR - 1) / TR;
   const int tile = get_global_id(0), c0 = get_global_id(1) * TC, image = get_global_id(2);
   if (tile >= tile_columns * tile_rows || c0 >= C || image >= count)
@@ -177,7 +179,7 @@ __kernel void conv_dgrad(IN(dy), IN(w),
         floatv dyv[TR];
 #pragma unroll
         for (int r = 0; r < TR; r++)
-          dyv[r] = load_met(row[r], column0 + PL - v * DW);
+          dyv[r] = load_met(row[r], column0 + PL - v * DW, width);
 #pragma unroll
         for (int c = 0; c < TC; c++) {
           const floatv wv = (floatv)(taps[w_at[c] + v]);
@@ -212,7 +214,8 @@ __kernel void conv_dgrad(IN(dy), IN(w),
 // Work-item (kernel row u and block of TC input channels; block of TO output channels; split).
 // Split s sums images [s·SPLIT, (s+1)·SPLIT); its result, weights and then bias, goes to
 // partial + s · (O·C·KH·KW + BIAS·O), or to the gradients themselves where there is one split.
-__kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int count) {
+__kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int out_width,
+                         const int count) {
   const int u = get_global_id(0) % KH, c0 = get_global_id(0) / KH * TC;
   const int o0 = get_global_id(1) * TO, split = get_global_id(2);
   const int first = split * SPLIT;
@@ -224,31 +227,37 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int count) {
   partial += split * (O * C * TAPS + BIAS * O);
   const int stop = min(first + SPLIT, count);
   floatv acc[TO][TC][KW];
+  int dy_plane[TO], x_plane[TC];
 #pragma unroll
-  for (int o = 0; o < TO; o++)
+  for (int c = 0; c < TC; c++)
+    x_plane[c] = min(c0 + c, C - 1) * (H * W);
+#pragma unroll
+  for (int o = 0; o < TO; o++) {
+    dy_plane[o] = min(o0 + o, O - 1) * (OH * OW);
 #pragma unroll
     for (int c = 0; c < TC; c++)
 #pragma unroll
       for (int v = 0; v < KW; v++)
         acc[o][c][v] = (floatv)0;
+  }
   for (int image = first; image < stop; image++)
     for (int i = 0; i < OH; i++) {
       const int x_row = i * SH - PT + u * DH;
       if (x_row < 0 || x_row >= H)
         continue;
       for (int j = 0; j < OW; j += VW) {
+        __global const float *dy_row = dy + (image * O * OH + i) * OW + j;
+        const intv inside = (intv)(LANES < (intv)(out_width - j));
         floatv dyv[TO];
 #pragma unroll
         for (int o = 0; o < TO; o++)
-          dyv[o] = select((floatv)0,
-                          LOADV(dy + ((image * O + min(o0 + o, O - 1)) * OH + i) * OW + j),
-                          (intv)(LANES < (intv)(OW - j)));
+          dyv[o] = select((floatv)0, LOADV(dy_row + dy_plane[o]), inside);
 #pragma unroll
         for (int c = 0; c < TC; c++) {
-          __global const float *row = x + ((image * C + min(c0 + c, C - 1)) * H + x_row) * W;
+          __global const float *row = x + (image * C * H + x_row) * W + x_plane[c];
 #pragma unroll
           for (int v = 0; v < KW; v++) {
-            const floatv xv = load_columns(row, j * SW - PL + v * DW);
+            const floatv xv = load_columns(row, j * SW - PL + v * DW, width);
 #pragma unroll
             for (int o = 0; o < TO; o++)
               acc[o][c][v] += dyv[o] * xv;

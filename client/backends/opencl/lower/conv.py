@@ -5,15 +5,11 @@ from __future__ import annotations
 from client.backends.opencl.launch import Define, Memory, Slot, Symbol
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
-from client.backends.opencl.tiles import tile
+from client.backends.opencl.tiles import Tile, tile
 from client.model.layers import Conv2d, pair
 
 ZERO_MARGIN = 64
 """As in conv.cl: zeros before column 0 of the row of zeros, and as many after its end."""
-
-
-MASKED_LOAD = 2.2
-"""Cost of a masked, unaligned load beside a multiply-add, measured on a CPU with AVX-512."""
 
 
 def forward(node: Node, low: Lowering) -> None:
@@ -22,7 +18,7 @@ def forward(node: Node, low: Lowering) -> None:
     shape = _shape(node, low)
     channels, height = int(shape["O"]), int(shape["OH"])
     columns = -(-int(shape["OW"]) // low.target.vector)
-    t = tile(channels, height, low.target.accumulators, column_load=MASKED_LOAD)
+    t = _tile(channels, height, low)
     low.zeros = max(low.zeros, int(shape["W"]) + 2 * ZERO_MARGIN)
     low.launch(
         node,
@@ -34,6 +30,7 @@ def forward(node: Node, low: Lowering) -> None:
             *(low.param(b) for b in bias),
             low.value(node.output),
             Memory.ZEROS,
+            int(shape["W"]),
             Symbol.COUNT,
         ],
         lambda count: (columns * -(-height // t.columns), -(-channels // t.rows), count),
@@ -62,7 +59,8 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     weight, *bias = node.op.params
     shape = _shape(node, low)
     outputs, inputs, rows, taps = (int(shape[k]) for k in ("O", "C", "KH", "KW"))
-    t = tile(outputs, inputs, max(1, low.target.accumulators // taps))
+    sums = max(1, low.target.accumulators // taps)
+    t = tile(outputs, inputs, sums, row_load=1 / taps)
     blocks = (rows * -(-inputs // t.columns), -(-outputs // t.rows))
     wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
     images = -(-low.capacity // wanted)
@@ -77,6 +75,8 @@ def _weight_grad(node: Node, low: Lowering) -> None:
             low.value(node.inputs[0]),
             low.grad(node.output),
             partial if splits > 1 else low.param_grad(weight),
+            int(shape["W"]),
+            int(shape["OW"]),
             Symbol.COUNT,
         ],
         lambda count: (*blocks, splits),
@@ -109,7 +109,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
     shape = _shape(node, low)
     channels, height = int(shape["C"]), int(shape["H"])
     columns = -(-int(shape["W"]) // low.target.vector)
-    t = tile(channels, height, low.target.accumulators, column_load=MASKED_LOAD)
+    t = _tile(channels, height, low)
     low.zeros = max(low.zeros, int(shape["OW"]) + 2 * ZERO_MARGIN)
     dx, accumulate = low.add_to_grad(node.inputs[0])
     low.launch(
@@ -122,6 +122,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
             *([low.value(node.inputs[0])] if node.gates else []),
             dx,
             Memory.ZEROS,
+            int(shape["OW"]),
             Symbol.COUNT,
         ],
         lambda count: (columns * -(-height // t.columns), -(-channels // t.rows), count),
@@ -137,6 +138,11 @@ def _input_grad(node: Node, low: Lowering) -> None:
         },
         variant=f"direct {t}",
     )
+
+
+def _tile(channels: int, rows: int, low: Lowering) -> Tile:
+    """Channels x rows, in two thirds of the registers for sums: the others hold rows and masks."""
+    return tile(channels, rows, low.target.accumulators * 2 // 3, row_load=0.5)
 
 
 def _local(low: Lowering) -> tuple[int, int, int]:

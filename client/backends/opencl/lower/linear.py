@@ -48,7 +48,7 @@ def backward(node: Node, low: Lowering) -> None:
     vectors = -(-inputs // low.target.vector)
     local = (1, 1) if low.target.kind == "cpu" else (low.target.group, 1)
     dy = low.grad(node.output)
-    t = tile(outputs, vectors, low.target.accumulators, row_load=0.25)
+    t = tile(outputs, vectors, low.target.accumulators, row_load=0.5)
     low.launch(
         node,
         "gemm",
@@ -71,7 +71,7 @@ def backward(node: Node, low: Lowering) -> None:
     if node.inputs[0] not in low.graph.needs_grad:
         return
     dx, accumulate = low.add_to_grad(node.inputs[0])
-    u = tile(low.capacity, vectors, low.target.accumulators, row_load=0.5)
+    u = tile(low.capacity, vectors, low.target.accumulators, row_load=1.0)
     rows_first = low.target.kind == "cpu"
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),
