@@ -313,6 +313,9 @@ def bench_train(
     from server.bench import train
 
     names = models or ["mlp", "lenet5", "femnist_cnn"]
-    rows = train.bench_train(names, batches or [32], backends, groups=groups, peer=peer)
+    progress = console.console(stderr=True).print
+    rows = train.bench_train(
+        names, batches or [32], backends, groups=groups, peer=peer, progress=progress
+    )
     console.console().print(train.render(rows))
     _finish({"rows": [row.to_json() for row in rows]}, as_json)

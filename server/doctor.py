@@ -122,9 +122,9 @@ def _devices() -> Iterator[Finding]:
 
 
 def _writable(check: str, folder: Path, remedy: str) -> Iterator[Finding]:
+    existing = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as f:
+        with tempfile.TemporaryFile(dir=existing) as f:
             f.write(b"pocketfed")
     except OSError as e:
         yield Finding(check, "wrong", f"{folder}: {e.strerror}", remedy)

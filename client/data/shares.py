@@ -63,11 +63,11 @@ class Shares:
             raise DataError(f"no node '{name}' in this experiment; nodes: {', '.join(self.names)}")
         return self._node(name, self._parts[name])
 
-    def of_file(self, path: Path) -> NodeData:
-        """The examples in a node's own file."""
+    def of_file(self, name: str, path: Path) -> NodeData:
+        """The examples in the file of the node called ``name``."""
         dataset = load(str(path))
         check_against(dataset, self._model)
-        return self._node(path.stem, dataset)
+        return self._node(name, dataset)
 
     def _node(self, name: str, dataset: Dataset) -> NodeData:
         if self._config.node_holdout == 0:

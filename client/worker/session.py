@@ -148,7 +148,7 @@ class Session:
         with clock.phase("data"):
             node = self._nodes.get(partition)
             if node is None:
-                data = self.shares.of_file(path) if path else self.shares.of(partition)
+                data = self.shares.of_file(partition, path) if path else self.shares.of(partition)
                 node = self._nodes[partition] = Node(data)
             return node
 
@@ -188,7 +188,10 @@ class Session:
             names = [_short_name(i, infos) for i in infos]
             if len(infos) > 1:
                 decision = planner.choose(names, [figures[i.key] for i in infos])
-                return infos[decision.index], decision.reason
+                chosen = infos[decision.index]
+                for key in [k for k in node.loaded if k[0] != chosen.key]:
+                    node.loaded.pop(key).release()
+                return chosen, decision.reason
             forced = self.experiment.devices.backend != "auto"
             why = "forced by devices.backend" if forced else "the only device that can train"
             return infos[0], f"{why}: {names[0]}"
@@ -279,8 +282,9 @@ class Session:
 
     def _drop(self, node: Node, info: DeviceInfo, error: DeviceError) -> None:
         self.devices.refuse(info, error)
-        for key in [k for k in node.loaded if k[0] == info.key]:
-            del node.loaded[key]
+        for each in self._nodes.values():
+            for key in [k for k in each.loaded if k[0] == info.key]:
+                del each.loaded[key]  # not released: the device may answer no more
         if node.chosen == info.key:
             node.chosen = None
 

@@ -61,7 +61,7 @@ def test_nodes_keep_other_examples_apart_though_their_data_are_equal(tmp_path: P
     s = shares(tmp_path, node_holdout=0.5)
     parts = []
     for name in ("a", "b"):
-        node = s.of_file(fakes.write_examples(tmp_path / f"{name}.npz", 30))
+        node = s.of_file(name, fakes.write_examples(tmp_path / "data.npz", 30))
         assert node.name == name
         assert node.held_out is not None
         parts.append(node.held_out.x)
@@ -86,7 +86,7 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "wide.npz"
     np.savez(path, x=np.zeros((6, 1, 5, 5), np.uint8), y=np.zeros(6, np.int64))
     with pytest.raises(DataError, match=r"wide\.npz: x: examples have shape \(1, 5, 5\)"):
-        s.of_file(path)
+        s.of_file("node", path)
 
 
 def test_more_classes_than_the_model_has_are_refused(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_more_classes_than_the_model_has_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "many.npz"
     np.savez(path, x=np.zeros((6, 1, 4, 4), np.uint8), y=np.arange(6))
     with pytest.raises(DataError, match=r"many\.npz: y: class 3 at index 3"):
-        s.of_file(path)
+        s.of_file("node", path)
