@@ -32,6 +32,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from client import wire
 from client.app import app
 from client.children import end_with_parent
 from client.errors import MismatchError, PocketfedError
@@ -106,7 +107,11 @@ class Runner:
             client.close()
 
     def _answer(self, message: Message, context: Context, bundle: Fab) -> Message:
-        kind = message.metadata.message_type
+        number = wire.round_of(message)
+        what = message.metadata.message_type
+        what = what if number is None else f"round {number}: {what}"
+        level = logging.DEBUG if number is None else logging.INFO
+        log.log(level, "%s: started", what)
         began_s = time.monotonic()
         try:
             check_bundle(bundle.content)
@@ -114,9 +119,9 @@ class Runner:
         except Exception as e:  # whatever it is, the server must learn of it
             ours = isinstance(e, PocketfedError)
             reason = str(e) if ours else f"{type(e).__name__}: {e}"
-            log.error("%s: %s", kind, reason, exc_info=None if ours else e)
+            log.error("%s: %s", what, reason, exc_info=None if ours else e)
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        log.info("%s: done in %.2f s", kind, time.monotonic() - began_s)
+        log.log(level, "%s: done in %.2f s", what, time.monotonic() - began_s)
         return reply
 
 

@@ -147,8 +147,18 @@ def unpack_answer(content: RecordDict) -> Answer:
 
 def refusal(message: Message) -> str:
     """Why the server does without this node; empty if it does not."""
+    return str(_config(message).get("refused", ""))
+
+
+def round_of(message: Message) -> int | None:
+    """The number of the round that a message belongs to, None if it belongs to none."""
+    number = _config(message).get("round")
+    return number if isinstance(number, int) else None
+
+
+def _config(message: Message) -> ConfigRecord:
     config = message.content.get(CONFIG)
-    return str(config.get("refused", "")) if isinstance(config, ConfigRecord) else ""
+    return config if isinstance(config, ConfigRecord) else ConfigRecord()
 
 
 def check_software(message: Message) -> None:
