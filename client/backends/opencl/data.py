@@ -9,6 +9,7 @@ import pyopencl as cl
 from numpy.typing import NDArray
 
 from client.backends.base import DeviceData
+from client.backends.checks import check_examples, check_fit
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.sampling import Sample
 from client.errors import DataError, DeviceError
@@ -31,16 +32,10 @@ class OpenCLData(DeviceData):
     """``x``: (n, *shape), uint8 or float32; ``y``: (n,). Labels are always resident."""
 
     def __init__(self, device: OpenCLDevice, x: NDArray[Any], y: NDArray[np.int32]) -> None:
-        if x.dtype not in (np.uint8, np.float32):
-            raise DataError(f"x: found dtype {x.dtype}, allowed: uint8, float32")
-        if y.shape != (len(x),):
-            raise DataError(f"y: found shape {y.shape}, needs one label for each of {len(x)}")
+        self._largest = check_examples(x, y)
         if not len(x):
             raise DataError("x: found no examples, needs at least one")
-        if y.min() < 0:
-            raise DataError(f"y: found label {y.min()}, labels must be class numbers from 0")
         self._device = device
-        self._largest = int(y.max())
         self.dtype, self.shape = x.dtype, x.shape[1:]
         self.num_examples = len(x)
         self.nbytes = x.nbytes + y.nbytes
@@ -61,16 +56,9 @@ class OpenCLData(DeviceData):
 
     def check(self, model: Model) -> None:
         """DataError where the examples do not fit the model."""
-        if self.shape != model.input.shape:
-            raise DataError(
-                f"x: examples have shape {self.shape}, "
-                f"model '{model.name}' takes {model.input.shape}"
-            )
-        if self._largest >= model.num_classes:
-            raise DataError(
-                f"y: found label {self._largest}, model '{model.name}' has "
-                f"{model.num_classes} classes (labels 0 to {model.num_classes - 1})"
-            )
+        if self.y is None:
+            raise ValueError("the data set was released")
+        check_fit(model, self.shape, self._largest)
 
     def release(self) -> None:
         if self.y is None:
@@ -85,7 +73,7 @@ class OpenCLData(DeviceData):
 class Feed(Protocol):
     """Where the rows of an epoch's batches come from."""
 
-    def batch(self, start: int, count: int) -> tuple[cl.Buffer, int, list[cl.Event]]:
+    def batch(self, start: int) -> tuple[cl.Buffer, int, list[cl.Event]]:
         """Buffer, place in the order at which it begins (-1: it holds examples by number), and
         what a gather from it must wait for."""
 
@@ -102,7 +90,7 @@ class ResidentFeed:
     def __init__(self, data: OpenCLData) -> None:
         self._data = data
 
-    def batch(self, start: int, count: int) -> tuple[cl.Buffer, int, list[cl.Event]]:
+    def batch(self, start: int) -> tuple[cl.Buffer, int, list[cl.Event]]:
         return self._data.x, -1, []
 
     def gathered(self, start: int, count: int, event: cl.Event, sample: Sample | None) -> None:
@@ -117,9 +105,9 @@ class _Half:
 
     def __init__(self, buffer: cl.Buffer, staging: NDArray[Any]) -> None:
         self.buffer, self.staging = buffer, staging
-        self.chunk = -1
+        self.chunk = -1  # which one is there
         self.uploaded: cl.Event | None = None
-        self.read: cl.Event | None = None  # the last gather from the chunk that is there
+        self.read: cl.Event | None = None  # the last gather from it
 
 
 class StreamFeed:
@@ -129,22 +117,22 @@ class StreamFeed:
     device for the last gather from it, and the host for the last upload from its staging memory.
     """
 
-    def __init__(
-        self, device: OpenCLDevice, data: OpenCLData, order: NDArray[np.int32], batch: int
-    ) -> None:
+    def __init__(self, device: OpenCLDevice, data: OpenCLData, batch: int) -> None:
         assert data.rows is not None
-        self._device, self._rows, self._order = device, data.rows, order
+        self.data, self.batch_size = data, batch
+        self._device, self._rows = device, data.rows
+        self._order = np.empty(0, np.int32)
         batch_nbytes = batch * data.row_nbytes
         limits, free = device.allocator.limits, device.allocator.free_nbytes
         most = min(limits.max_alloc_nbytes, free // 2) - SLACK_NBYTES
         if batch_nbytes > most:
             raise DeviceError(
-                f"{device.info.name}: two batches of {batch} examples need {2 * batch_nbytes:,} "
-                f"bytes, {2 * max(most, 0):,} are left: set train.batch to at most "
-                f"{max(most, 0) // data.row_nbytes}"
+                f"{device.info.name}: streaming batches of {batch} examples needs two buffers of "
+                f"{batch_nbytes:,} bytes, {max(most, 0):,} bytes each are left: set train.batch to "
+                f"at most {max(most, 0) // data.row_nbytes}"
             )
         batches = max(1, min(most // 2, CHUNK_NBYTES) // batch_nbytes)
-        self._chunk_rows = min(batches * batch, -(-len(order) // batch) * batch)
+        self._chunk_rows = min(batches, -(-data.num_examples // batch)) * batch
         shape = (self._chunk_rows, data.rows.shape[1])
         nbytes = self._chunk_rows * data.row_nbytes + SLACK_NBYTES
         self._halves = [
@@ -152,43 +140,48 @@ class StreamFeed:
             for _ in range(2)
         ]
 
-    def batch(self, start: int, count: int) -> tuple[cl.Buffer, int, list[cl.Event]]:
+    def begin(self, order: NDArray[np.int32]) -> None:
+        """A new epoch: what the halves hold is out of date."""
+        self._order = order
+        for half in self._halves:
+            half.chunk = -1
+
+    def batch(self, start: int) -> tuple[cl.Buffer, int, list[cl.Event]]:
         chunk = start // self._chunk_rows
-        half = self._halves[chunk % 2]
+        half, other = self._halves[chunk % 2], self._halves[(chunk + 1) % 2]
         if half.chunk != chunk:
             self._fill(half, chunk)
-        other = self._halves[(chunk + 1) % 2]
         if other.chunk != chunk + 1 and (chunk + 1) * self._chunk_rows < len(self._order):
             self._fill(other, chunk + 1)
         assert half.uploaded is not None
         return half.buffer, chunk * self._chunk_rows, [half.uploaded]
 
     def gathered(self, start: int, count: int, event: cl.Event, sample: Sample | None) -> None:
-        half = self._halves[start // self._chunk_rows % 2]
+        chunk = start // self._chunk_rows
+        half = self._halves[chunk % 2]
         half.read = event
         if sample is not None and half.uploaded is not None:
-            rows = min(self._chunk_rows, len(self._order) - half.chunk * self._chunk_rows)
+            rows = min(self._chunk_rows, len(self._order) - chunk * self._chunk_rows)
             sample.add("transfer", half.uploaded, count / rows)
 
     def _fill(self, half: _Half, chunk: int) -> None:
         rows = self._order[chunk * self._chunk_rows :][: self._chunk_rows]
-        with errors_as_ours(self._device.info.name, "uploading a chunk of the data set"):
+        device = self._device
+        with errors_as_ours(device.info.name, "uploading a chunk of the data set"):
             if half.uploaded is not None:
                 half.uploaded.wait()
+            # The order was checked; "clip" lets take() write to out without a copy in between.
             values = np.take(self._rows, rows, axis=0, out=half.staging[: len(rows)], mode="clip")
-            if half.read is not None:
-                self._device.queue.flush()
-                self._device.profiling_queue.flush()
+            before = [half.read] if half.read is not None else []
+            if before:
+                device.queue.flush()
+                device.profiling_queue.flush()
             half.uploaded = cl.enqueue_copy(
-                self._device.transfer_queue,
-                half.buffer,
-                values,
-                is_blocking=False,
-                wait_for=[half.read] if half.read is not None else [],
+                device.transfer_queue, half.buffer, values, is_blocking=False, wait_for=before
             )
-            self._device.transfer_queue.flush()
-        self._device.traffic.upload_nbytes += values.nbytes
-        half.chunk, half.read = chunk, None
+            device.transfer_queue.flush()
+        device.traffic.upload_nbytes += values.nbytes
+        half.chunk = chunk
 
     def release(self) -> None:
         self._device.finish()

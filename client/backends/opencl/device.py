@@ -17,23 +17,29 @@ from client.backends.opencl.program import OpenCLProgram
 from client.backends.opencl.program_cache import ProgramCache
 from client.backends.opencl.sampling import Sample, Samples
 from client.backends.opencl.throttle import Throttle
-from client.backends.opencl.tiles import target
+from client.backends.opencl.tiles import Target, target_of
 from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment
 
 
 class OpenCLDevice(Device):
-    """See ``Device``. ``limits`` replaces the device's own, to test what small devices do.
+    """See ``Device``. ``limits`` and ``target`` replace the device's own, to test other devices'.
 
     Commands run in order on ``queue``; steps that are timed run on ``profiling_queue`` instead,
     chained to it by events; chunks of streamed data are uploaded on ``transfer_queue``.
     """
 
-    def __init__(self, device: cl.Device, info: DeviceInfo, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        device: cl.Device,
+        info: DeviceInfo,
+        limits: Limits | None = None,
+        target: Target | None = None,
+    ) -> None:
         self.info = info
         self.traffic = Traffic()
-        self.target = target(info.kind, device.native_vector_width_float)
+        self.target = target or target_of(info.kind, device.native_vector_width_float)
         with errors_as_ours(info.name, "opening the device"):
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
@@ -110,7 +116,7 @@ class OpenCLDevice(Device):
         self._held.remove(held)
 
     def enqueued(self, last: cl.Event) -> None:
-        """A step was enqueued up to this event."""
+        """Work was enqueued up to this event."""
         self._last = last
 
     def stream(self, sample: Sample | None) -> cl.CommandQueue:

@@ -48,17 +48,17 @@ class OpenCLProgram(Program):
         try:
             for memory, nbytes in plan.nbytes.items():
                 self._buffers[memory] = device.allocator.make(nbytes, memory.name.lower())
-            with errors_as_ours(device.info.name, "preparing a program"):
-                self._binder = Binder(
-                    device.context.devices[0],
-                    device.programs,
-                    self._buffers,
-                    plan.arena.offsets,
-                    device.allocator.limits.max_work_group_size,
-                )
+            self._binder = Binder(
+                device.context.devices[0],
+                device.programs,
+                self._buffers,
+                plan.arena.offsets,
+                device.allocator.limits.max_work_group_size,
+            )
+            with errors_as_ours(device.info.name, "clearing buffers"):
                 for memory in ZEROED:
                     self._fill(memory, 0)
-                self._prepare(self.capacity)
+            self._prepare(self.capacity)
         except BaseException:
             self._free()
             raise
@@ -85,11 +85,12 @@ class OpenCLProgram(Program):
     ) -> list[Prepared]:
         if not 0 < count <= self.capacity:
             raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
-        return [
-            self._binder.prepare(launch, count, loss_scale)
-            for launch in launches
-            if launch.mode in ("always", mode)
-        ]
+        with errors_as_ours(self._device.info.name, f"preparing a batch of {count}"):
+            return [
+                self._binder.prepare(launch, count, loss_scale)
+                for launch in launches
+                if launch.mode in ("always", mode)
+            ]
 
     # -- a round ---------------------------------------------------------------------------
     def upload(self, params: Float32Array) -> None:
@@ -138,13 +139,22 @@ class OpenCLProgram(Program):
         if data is not self._data:
             self._set_affine(data.dtype)
             self._gather.clear()
-        if self._feed is not None:
-            self._feed.release()
-        if data.resident or not self.segment.is_first:
-            self._feed = ResidentFeed(data)
-        else:
-            self._feed = StreamFeed(device, data, order, batch)
+        self._feed = self._feed_for(data, order, batch)
         self._data, self._batch, self._order_length = data, batch, len(order)
+
+    def _feed_for(self, data: OpenCLData, order: NDArray[np.int32], batch: int) -> Feed:
+        feed = self._feed
+        if data.resident or not self.segment.is_first:
+            if feed is not None:
+                feed.release()
+            return ResidentFeed(data)
+        if not (isinstance(feed, StreamFeed) and feed.data is data and feed.batch_size == batch):
+            self._feed = None
+            if feed is not None:
+                feed.release()
+            feed = StreamFeed(self._device, data, batch)
+        feed.begin(order)
+        return feed
 
     def _set_affine(self, dtype: np.dtype[Any]) -> None:
         for buffer in self._affine:
@@ -176,23 +186,24 @@ class OpenCLProgram(Program):
         if count not in self._gather:
             self._gather[count] = self._bind_gather(self._data, count)
         self._begin_sample()
-        (prepared,) = self._gather[count]
-        if not self.segment.is_first:
-            prepared.kernel.set_arg(prepared.num_args, np.int32(start))
-            self._run([prepared])
-            return
-        buffer, chunk_start, wait_for = self._feed.batch(start, count)
-        prepared.kernel.set_arg(prepared.num_args, np.int32(start))
-        if chunk_start >= 0:
-            prepared.kernel.set_arg(prepared.num_args + 1, np.int32(chunk_start))
-            prepared.kernel.set_arg(prepared.num_args + 2, buffer)
-        event = self._run([prepared], wait_for)
+        gather = self._gather[count]
+        kernel, place = gather[0].kernel, gather[0].num_args
+        wait_for: list[cl.Event] = []
+        with errors_as_ours(self._device.info.name, "gathering a batch"):
+            kernel.set_arg(place, np.int32(start))
+            if self.segment.is_first:
+                buffer, chunk_start, wait_for = self._feed.batch(start)
+                if chunk_start >= 0:
+                    kernel.set_arg(place + 1, np.int32(chunk_start))
+                    kernel.set_arg(place + 2, buffer)
+        event = self._run(gather, wait_for)
+        assert event is not None
         self._feed.gathered(start, count, event, self._sample)
 
     def _bind_gather(self, data: OpenCLData, count: int) -> list[Prepared]:
         """Its last arguments: start, (chunk_start, data,) order, classes, (factor, shift)."""
+        gather = self._bind([gather_launch(self._plan, data.dtype)], count, "training")
         with errors_as_ours(self._device.info.name, "preparing the gather"):
-            gather = self._bind([gather_launch(self._plan, data.dtype)], count, "training")
             kernel, at = gather[0].kernel, gather[0].num_args + 1
             rest: list[cl.Buffer | np.generic | None] = [self._order, data.y]
             if self.segment.is_first:
@@ -237,11 +248,9 @@ class OpenCLProgram(Program):
                 for i, value in enumerate(values, prepared.num_args):
                     prepared.kernel.set_arg(i, value)
             self._hyper = hyper
-        event = self._run(self._update)
+        self._run(self._update)
         if self._sample is not None:
             self._end_sample()
-        if event is not None:
-            self._device.enqueued(event)
 
     def _run(
         self, launches: list[Prepared], wait_for: list[cl.Event] | None = None
@@ -262,6 +271,8 @@ class OpenCLProgram(Program):
             assert p is not None
             doing = f"kernel {p.launch.kernel} of {p.launch.op} {p.launch.variant}".strip()
             raise device_error(self._device.info.name, doing, e) from e
+        if event is not None:
+            self._device.enqueued(event)
         return event
 
     # -- sampled steps -----------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Target:
     busy: int
 
 
-def target(kind: str, native_vector: int) -> Target:
+def target_of(kind: str, native_vector: int) -> Target:
     """The target of a device by its kind and native float vector width.
 
     A CPU works in its native vectors, with 32 registers at 16 floats (AVX-512) and 16 below; the
