@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -95,8 +96,8 @@ class Child:
         """The last line of its log that says something, to tell why it ended."""
         with self.log.open("rb") as f:
             f.seek(max(0, self.log.stat().st_size - 4096))
-            lines = f.read().decode(errors="replace").splitlines()
-        said = (line.strip() for line in reversed(lines))
+            text = re.sub(r"\x1b\[[0-9;]*m", "", f.read().decode(errors="replace"))  # colours
+        said = (line.strip() for line in reversed(text.splitlines()))
         # Flower ends its last words with the address of a page
         useful = (line for line in said if line and not line.startswith("For more information"))
         return next(useful, "nothing logged")

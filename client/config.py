@@ -90,6 +90,7 @@ class FederationConfig:
     nodes_per_round: int | None = None  # all, if not given
     quorum: int = 1  # fewer usable replies than this end the run
     round_deadline_s: float | None = None  # later replies are left out
+    allow_foreign: bool = False  # nodes that run another Flower ClientApp than ours
     evaluate_nodes: bool = False  # nodes evaluate on their own held-out part (data.node_holdout)
 
     def __post_init__(self) -> None:

@@ -101,10 +101,21 @@ def read_rounds(run: Path, name: str | None = None) -> list[RoundRow]:
     path = _database(run)
     shown = path.resolve().parent.name if name is None else name
     with Store.read(path) as store:
-        rows = [_round_row(shown, r) for r in store.node_rounds() if _trained(r)]
-    if not rows:
+        whole = store.node_rounds()
+    if not whole:
         raise StoreError(f"{path}: no round of this run is complete yet")
-    return rows
+    return [_round_row(shown, r) for r in whole if _trained(r)]
+
+
+def read_foreign(run: Path) -> dict[str, list[float]]:
+    """Seconds from dispatch to reply of nodes that run another ClientApp, and say no more."""
+    with Store.read(_database(run)) as store:
+        rows = [r for r in store.node_rounds() if r.status == "ok" and r.record is None]
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.task == "train":
+            found.setdefault(row.partition, []).append(row.dispatch_to_reply_s or 0.0)
+    return found
 
 
 def _trained(row: NodeRound) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,8 +180,13 @@ def summary(result: Result) -> None:
     for row in rows:
         nodes.setdefault(row.node, []).append(row)
     out = console.console()
-    out.print(console.table(*_node_table(nodes), fold=("why",)))
-    out.print(_slowest_line(nodes), soft_wrap=True)
+    if nodes:
+        out.print(console.table(*_node_table(nodes), fold=("why",)))
+        out.print(_slowest_line(nodes), soft_wrap=True)
+    for name, replies_s in compare.read_foreign(result.run).items():
+        middle = console.seconds(statistics.median(replies_s))
+        text = f"{name}: {len(replies_s)} rounds, {middle} from dispatch to reply; phases unknown"
+        out.print(text, soft_wrap=True)
     if result.final_accuracy is not None and result.final_loss is not None:
         out.print(
             f"accuracy {result.final_accuracy:.4f}, loss {result.final_loss:.4f} "

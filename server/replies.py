@@ -49,6 +49,34 @@ def check_reply(content: RecordDict, task: str, partition: str, shapes: Shapes) 
     return record
 
 
+def check_foreign_reply(content: RecordDict, task: str, shapes: Shapes) -> None:
+    """RejectedError if the reply of a node that runs another ClientApp cannot be aggregated.
+
+    Of its metrics, those that are ours (and num-examples, which it must bring) are kept.
+    """
+    metrics = content.get(METRICS)
+    if not isinstance(metrics, MetricRecord) or len(content.metric_records) != 1:
+        raise RejectedError(f"needs exactly one MetricRecord, under '{METRICS}'")
+    count = metrics.get("num-examples")
+    if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
+        raise RejectedError(
+            f"metrics.num-examples: found {count}, needs a whole number from 1 to {MAX_EXAMPLES}"
+        )
+    for key in set(metrics) - set(METRIC_KEYS[task]):
+        del metrics[key]
+    _check_finite(metrics)
+    if task == "train":
+        _check_arrays(content, shapes)
+
+
+def keep_common_metrics(replies: list[Message]) -> None:
+    """Leave only what all replies bring, as Flower's strategies ask; foreign ones bring less."""
+    brought = [reply.content.metric_records[METRICS] for reply in replies]
+    for metrics in brought:
+        for key in [key for key in metrics if any(key not in others for others in brought)]:
+            del metrics[key]
+
+
 def payload_nbytes(message: Message) -> int:
     """Bytes of a message's records, as they go over the wire (without Flower's framing)."""
     if not message.has_content():
@@ -68,9 +96,7 @@ def _check_metrics(content: RecordDict, task: str, record: NodeRecord) -> None:
         raise RejectedError(
             f"metrics: found {sorted(metrics)}, needs {', '.join(METRIC_KEYS[task])}"
         )
-    for key, value in metrics.items():
-        if isinstance(value, list) or not math.isfinite(value):
-            raise RejectedError(f"metrics.{key}: found {describe(value)}, needs a finite number")
+    _check_finite(metrics)
     count = metrics["num-examples"]
     if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
         raise RejectedError(
@@ -80,6 +106,12 @@ def _check_metrics(content: RecordDict, task: str, record: NodeRecord) -> None:
         raise RejectedError(
             f"metrics.num-examples: found {count}, but the record says {record.num_examples}"
         )
+
+
+def _check_finite(metrics: MetricRecord) -> None:
+    for key, value in metrics.items():
+        if isinstance(value, list) or not math.isfinite(value):
+            raise RejectedError(f"metrics.{key}: found {describe(value)}, needs a finite number")
 
 
 def _check_arrays(content: RecordDict, shapes: Shapes) -> None:

@@ -7,7 +7,6 @@ never answers holds nobody up.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,13 @@ from client.errors import MismatchError, RoundError
 
 POLL_S = 0.2
 
-log = logging.getLogger(__name__)
+FOREIGN = "No query function registered"
+"""What a Flower ClientApp that does not know our question answers."""
+
+NOT_ALLOWED = (
+    "it runs another ClientApp than pocketfed's: set federation.allow_foreign: true, or "
+    "join it by pocketfed join"
+)
 
 
 def _ignore(kind: str, message: str, partition: str | None) -> None:
@@ -33,6 +38,8 @@ class Roster:
 
     grid: Grid
     note: Callable[[str, str, str | None], None] = _ignore
+    allow_foreign: bool = False
+    foreign: set[str] = field(default_factory=set)  # names of nodes that run another ClientApp
     names: dict[int, str] = field(default_factory=dict)  # node id -> partition name
     _identities: dict[int, str] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)  # message id -> node id
@@ -84,7 +91,16 @@ class Roster:
     def _judge(self, node_id: int, reply: Message) -> None:
         """Take a node in by its answer, or tell it why not."""
         if reply.has_error():
-            self._refuse(node_id, f"it cannot say who it is: {wire.error_text(reply)}")
+            text = wire.error_text(reply)
+            if FOREIGN not in text:
+                self._refuse(node_id, f"it cannot say who it is: {text}")
+            elif self.allow_foreign:
+                self.names[node_id] = name = f"foreign-{node_id:016x}"
+                self._identities[node_id] = ""
+                self.foreign.add(name)
+                self.note("joined", "a node with a ClientApp that is not ours is connected", name)
+            else:
+                self._refuse(node_id, NOT_ALLOWED)
             return
         try:
             answer = wire.unpack_answer(reply.content)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,7 +28,13 @@ from client.model.graph import Model
 from client.record import Event, NodeRecord
 from server.checkpoint import Checkpoints, State, strategy_state
 from server.observer import Observer
-from server.replies import RejectedError, check_reply, payload_nbytes
+from server.replies import (
+    RejectedError,
+    check_foreign_reply,
+    check_reply,
+    keep_common_metrics,
+    payload_nbytes,
+)
 from server.sampling import OrderedGrid, keyed_random
 from server.store import NodeRound, RoundInfo, Store
 from server.strategies import fit_to
@@ -100,7 +106,8 @@ class Rounds:
     ``names``: node id -> partition name. ``evaluate``: (loss, accuracy) of the global model on the
     central examples, None if there are none. ``node_states``: the nodes' state to be kept in
     checkpoints, empty where the engine has no access to it. ``refresh``: the names of the nodes
-    that are there now, asked before each round where nodes come and go.
+    that are there now, asked before each round where nodes come and go. ``foreign``: names of
+    those that run another ClientApp than ours, whose replies have no record.
     """
 
     experiment: Experiment
@@ -115,6 +122,7 @@ class Rounds:
     choices: Choices = field(default_factory=Choices)
     node_states: Callable[[], dict[str, RecordDict]] = dict
     refresh: Callable[[], dict[int, str]] | None = None
+    foreign: Collection[str] = ()
 
     def run(self, arrays: Arrays, first_round: int = 1) -> Arrays:
         """All rounds from ``first_round`` on; the last round's global parameters."""
@@ -267,6 +275,9 @@ class Rounds:
             return _row(number, task, sent, status, reason, arrived)
         shapes = {p.name: p.shape for p in self.model.params}
         try:
+            if sent.partition in self.foreign:
+                check_foreign_reply(reply.content, task, shapes)
+                return _row(number, task, sent, "ok", None, arrived)
             record = check_reply(reply.content, task, sent.partition, shapes)
         except RejectedError as e:
             return _row(number, task, sent, "rejected", str(e), arrived, e.record)
@@ -292,8 +303,9 @@ class Rounds:
             f"federation.quorum is {self.experiment.federation.quorum}{cause}"
         )
 
-    def _aggregate_train(self, number: int, replies: list[Message]) -> tuple[Arrays, float]:
-        """The new global parameters in float32, and the nodes' mean training loss."""
+    def _aggregate_train(self, number: int, replies: list[Message]) -> tuple[Arrays, float | None]:
+        """The new global parameters in float32, and the nodes' mean loss, if all report it."""
+        keep_common_metrics(replies)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found below, with its name
                 record, metrics = self.strategy.aggregate_train(number, replies)
@@ -311,7 +323,7 @@ class Rounds:
                     f"round {number}: the aggregate's {p.name} holds values that are not finite: "
                     "lower train.lr or the strategy's server learning rate"
                 )
-        return arrays, _number(metrics["train-loss"])
+        return arrays, _number(metrics["train-loss"]) if "train-loss" in metrics else None
 
     def _evaluate_on_nodes(
         self, number: int, arrays: Arrays
@@ -326,8 +338,9 @@ class Rounds:
             )
         tasks = [self._task(m, number, "") for m in sorted(messages, key=self._partition)]
         replies = self._exchange(number, "evaluate", tasks)
+        keep_common_metrics(replies)
         metrics = self.strategy.aggregate_evaluate(number, replies)
-        if metrics is None:
+        if metrics is None or not {"eval-loss", "eval-accuracy"} <= set(metrics):
             text = "no node gave a usable evaluation"
             self._note(number, None, Event("evaluation", text))
             return None, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +79,7 @@ class Run:
             observer.note(kind, message, partition)
 
         quorum = self.experiment.federation.quorum
-        roster = Roster(grid, note)
+        roster = Roster(grid, note, self.experiment.federation.allow_foreign)
         with self._failure_noted():
             names = roster.wait(wanted, quorum, wait_s, observer.waiting)
             if len(names) < wanted:
@@ -93,6 +93,7 @@ class Run:
             held_out,
             observer,
             refresh=lambda: roster.wait(quorum, quorum, wait_s, observer.waiting),
+            foreign=roster.foreign,
         )
 
     def carry_out(
@@ -104,13 +105,14 @@ class Run:
         observer: Observer,
         contexts: Mapping[int, Context] | None = None,
         refresh: Callable[[], dict[int, str]] | None = None,
+        foreign: Collection[str] = (),
     ) -> Result:
         """All rounds that are left, then the model file.
 
         ``names``: node id -> partition name. ``held_out``: the central examples. ``contexts``:
         the nodes' contexts by node id, where the engine has them; their state goes into
         checkpoints and comes back from them. ``refresh``: who is there before each round, where
-        nodes come and go.
+        nodes come and go. ``foreign``: names of nodes that run another ClientApp than ours.
         """
         began_s = time.monotonic()
         by_name = {names[node_id]: context for node_id, context in (contexts or {}).items()}
@@ -143,6 +145,7 @@ class Run:
             choices=self.choices,
             node_states=lambda: {n: c.state for n, c in by_name.items() if c.state},
             refresh=refresh,
+            foreign=foreign,
         )
         with self._failure_noted():
             arrays = rounds.run(self.state.arrays if self.state else self.initial, self.first_round)
