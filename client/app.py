@@ -14,7 +14,9 @@ from flwr.common import Context, Message
 from client import wire
 from client.config import Experiment
 from client.fields import parse
+from client.model.graph import Float32Array
 from client.timing import RoundClock
+from client.trainer import Task
 from client.worker.protocol import ADDRESS_VARIABLE, read_token
 from client.worker.session import NodeSession, Session
 
@@ -40,7 +42,7 @@ def session_of(experiment: str, base: str) -> NodeSession:
 
 
 def _session(context: Context) -> NodeSession:
-    config = context.run_config
+    config = {"base": "."} | dict(context.run_config) | wire.own_experiment(context)
     experiment = str(config["experiment"])
     backend = context.node_config.get("backend")
     if backend is not None:  # the node's owner decides which of its processors may train
@@ -49,20 +51,31 @@ def _session(context: Context) -> NodeSession:
     return session_of(experiment, str(config["base"]))
 
 
+def _unpack(message: Message, context: Context) -> tuple[NodeSession, Task, Float32Array]:
+    """What a task asks for, from a server of ours or, with a model of the node's own, any other."""
+    if wire.own_experiment(context):
+        session = _session(context)
+        return session, *wire.unpack_stock_task(message, session.model, session.experiment)
+    wire.check_software(message)  # before anything else is read
+    session = _session(context)
+    return session, *wire.unpack_task(message, session.model, session.experiment.train)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of training on this node."""
     clock = RoundClock()
+    own = bool(wire.own_experiment(context))
     with clock.phase("decode"):
-        wire.check_software(message)
-        session = _session(context)
-        task, params = wire.unpack_task(message, session.model, session.experiment.train)
-        recorded = wire.recorded_placement(message)
+        session, task, params = _unpack(message, context)
+        recorded = None if own else wire.recorded_placement(message)
         node = wire.identity(context, lambda: session.shares.names)
     outcome, record = session.train(node.partition, node.path, params, task, recorded, clock)
     with clock.phase("encode"):
         content = wire.pack_trained(session.model, outcome)
     record.set_timing(clock.stop())
+    if own:
+        return Message(wire.for_stock_server(content), reply_to=message)
     wire.add_record(content, record)
     return Message(content, reply_to=message)
 
@@ -72,14 +85,14 @@ def evaluate(message: Message, context: Context) -> Message:
     """The global model on this node's own held-out examples."""
     clock = RoundClock()
     with clock.phase("decode"):
-        wire.check_software(message)
-        session = _session(context)
-        _, params = wire.unpack_task(message, session.model, session.experiment.train)
+        session, _, params = _unpack(message, context)
         node = wire.identity(context, lambda: session.shares.names)
     metrics, record = session.evaluate(node.partition, node.path, params, clock)
     with clock.phase("encode"):
         content = wire.pack_evaluated(metrics)
     record.set_timing(clock.stop())
+    if wire.own_experiment(context):
+        return Message(wire.for_stock_server(content), reply_to=message)
     wire.add_record(content, record)
     return Message(content, reply_to=message)
 

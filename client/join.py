@@ -20,12 +20,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from client import data
 from client.backends import names as backend_names
 from client.children import Child, free_port, sigterm_as_interrupt
+from client.config import Experiment, apply_setting, load_experiment
 from client.errors import ConfigError, did_you_mean
+from client.fields import find_config, parse, read_yaml
+from client.model import build_model
 from client.worker.supervisor import hosted_worker
 
 POLL_S = 0.5
@@ -49,6 +53,7 @@ class Node:
     num_examples: int
     state: Path
     backend: str | None = None
+    experiment: Experiment | None = None  # of its own, for a server that is not pocketfed's
 
 
 def describe(
@@ -57,6 +62,8 @@ def describe(
     name: str | None = None,
     backend: str | None = None,
     state: Path | None = None,
+    model: Path | None = None,
+    settings: tuple[str, ...] = (),
 ) -> Node:
     """A node from options; ConfigError or DataError names the one that cannot be."""
     host, sep, port = server.rpartition(":")
@@ -70,9 +77,39 @@ def describe(
     name = name or path.stem
     if not re.fullmatch(r"[\w.-]+", name):
         raise ConfigError(f"--name {name!r}: allowed: letters, digits, '-', '_', '.'")
-    count = len(data.load(str(path)))  # a file that cannot be trained on is found now
+    dataset = data.load(str(path))  # a file that cannot be trained on is found now
+    experiment = None
+    if model is not None:
+        experiment = _own_experiment(model, settings)
+        data.check_against(dataset, build_model(experiment.model, str(model)))
+    elif settings:
+        raise ConfigError("--set goes with --model: a server of ours sends the experiment")
     home = (state or _state_home() / name).resolve()
-    return Node(server, name, path.resolve(), count, home, backend)
+    return Node(server, name, path.resolve(), len(dataset), home, backend, experiment)
+
+
+def _own_experiment(path: Path, settings: tuple[str, ...]) -> Experiment:
+    """From an experiment's file, or a model's with the hyperparameters in ``settings``."""
+    if path.is_file() and "layers" not in read_yaml(path):
+        return load_experiment(path, settings)
+    if not path.is_file():
+        path = find_config(str(path), "models", path.parent, f"--model {path}")
+    model = read_yaml(path)
+    value: dict[str, Any] = {
+        "name": model.get("name"),
+        "model": model,
+        "data": {"source": "its own file", "partition": {"nodes": 1}},
+        "train": {},
+        "federation": {"rounds": 1},
+    }
+    for setting in settings:
+        apply_setting(value, setting)
+    if "lr" not in value["train"]:
+        raise ConfigError(
+            f"--model {path}: the file says nothing of training: add --set train.lr=0.05 "
+            "or the like, or give an experiment's file"
+        )
+    return parse(Experiment, value, str(path))
 
 
 def join(node: Node, tell: Tell) -> None:
@@ -156,6 +193,8 @@ class _Life:
         }
         if self._node.backend is not None:
             config["backend"] = self._node.backend
+        if self._node.experiment is not None:
+            config["experiment"] = json.dumps(self._node.experiment.to_dict())
         options = {
             "runtime": self._runtime,
             "secret": str(self._secret),

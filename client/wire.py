@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,24 +183,59 @@ def unpack_task(message: Message, model: Model, train: TrainConfig) -> tuple[Tas
     assert isinstance(config, ConfigRecord)
     remedy = "give both sides the same experiment"
     compare("model", str(config.get("model", "unknown")), model.digest, remedy)
-    arrays = message.content[ARRAYS]
-    assert isinstance(arrays, ArrayRecord)
-    hyper = Hyper(
-        train.lr,
-        train.momentum,
-        train.nesterov,
-        train.weight_decay,
-        float(_number(config.get("proximal-mu", 0.0))),
-    )
-    task = Task(
-        round=int(_number(config["round"])),
-        seed=int(_number(config["seed"])),
+    return _task(config, train, config["round"], config["seed"]), _params(message, model)
+
+
+def _task(config: ConfigRecord, train: TrainConfig, number: object, seed: object) -> Task:
+    mu = float(_number(config.get("proximal-mu", 0.0)))
+    hyper = Hyper(train.lr, train.momentum, train.nesterov, train.weight_decay, mu)
+    return Task(
+        round=int(_number(number)),
+        seed=int(_number(seed)),
         partition="",
         local_epochs=train.local_epochs,
         batch=train.batch,
         hyper=hyper,
     )
-    return task, model.flatten(record_to_arrays(arrays), "the server's parameters")
+
+
+def _params(message: Message, model: Model) -> Float32Array:
+    arrays = message.content[ARRAYS]
+    assert isinstance(arrays, ArrayRecord)
+    return model.flatten(record_to_arrays(arrays), "the server's parameters")
+
+
+# -- a node of ours with a server that is not ------------------------------------------------
+
+
+def own_experiment(context: Context) -> dict[str, str]:
+    """``experiment`` (JSON text) of a node that was joined with a model of its own, or empty."""
+    own = context.node_config.get("experiment")
+    return {} if own is None else {"experiment": str(own)}
+
+
+def unpack_stock_task(
+    message: Message, model: Model, experiment: Experiment
+) -> tuple[Task, Float32Array]:
+    """The task of a stock Flower server, which sends no more than parameters and its round.
+
+    Its ``lr``, where it sends one, goes before the node's own (Flower's examples send it).
+    """
+    config = _config(message)
+    train = experiment.train
+    if "lr" in config:
+        train = replace(train, lr=float(_number(config["lr"])))
+    number = config.get("server-round", 1)
+    return _task(config, train, number, experiment.seed), _params(message, model)
+
+
+def for_stock_server(content: RecordDict) -> RecordDict:
+    """A reply's metrics under the names of Flower's own examples."""
+    names = {"train-loss": "train_loss", "eval-loss": "eval_loss", "eval-accuracy": "eval_acc"}
+    before = content.metric_records[METRICS]
+    metrics = {names[key]: value for key, value in before.items() if key in names}
+    content[METRICS] = MetricRecord({"num-examples": before["num-examples"], **metrics})
+    return content
 
 
 def recorded_placement(message: Message) -> Placement | None:

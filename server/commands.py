@@ -141,12 +141,20 @@ def join(
     state: Annotated[
         Path | None, typer.Option(help="Folder of this node's own, kept over restarts.")
     ] = None,
+    own: Annotated[
+        Path | None,
+        typer.Option("--model", help="For a server that is not pocketfed's: what to train."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="With --model, as in train.lr=0.05.")
+    ] = None,
 ) -> None:
     """Make this machine a node, until Ctrl-C."""
     from client.join import describe
     from client.join import join as stay
 
-    stay(describe(server, data_file, name, backend, state), typer.echo)
+    node = describe(server, data_file, name, backend, state, own, tuple(settings or ()))
+    stay(node, typer.echo)
 
 
 @app.command()
