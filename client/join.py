@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from client import data
 from client.backends import names as backend_names
-from client.children import Child, free_port, sigterm_as_interrupt
+from client.children import Child, free_port, new_secret, sigterm_as_interrupt
 from client.config import Experiment, apply_setting, load_experiment
 from client.errors import ConfigError, did_you_mean
 from client.fields import find_config, parse, read_yaml
@@ -132,8 +132,6 @@ class _Life:
     """A SuperNode and a runner, from their start until the SuperNode ends."""
 
     def __init__(self, node: Node, identity: str, variables: dict[str, str], tell: Tell) -> None:
-        from client.runtime import new_secret
-
         self._node = node
         self._identity = identity
         self._variables = variables

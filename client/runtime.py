@@ -8,7 +8,6 @@ other user of the machine can take a task away.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +22,6 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.runtime import RuntimeHttpClient
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-
-
-def new_secret(path: Path) -> Path:
-    """A file with a new secret that only this user can read."""
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(secrets.token_bytes(32))
-    return path
 
 
 class TaskSource:

@@ -30,9 +30,9 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from client.children import Child
+from client.children import Child, new_secret
 from client.errors import ConfigError, RoundError
-from client.runtime import TaskSource, heartbeat, new_secret
+from client.runtime import TaskSource, heartbeat
 
 HOST = "127.0.0.1"
 """Flower authenticates nobody who submits a run: only this machine may reach the port."""
@@ -119,6 +119,8 @@ def deployment(bundle: Fab, port: int, home: Path) -> Iterator[Grid]:
         try:
             with heartbeat(grid._runtime_client):
                 task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+                if task.run.fab_hash != bundle.hash_str:
+                    raise RoundError("somebody else submitted a run to this SuperLink: start again")
                 TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
                 TaskIdentity.node_id = task.context.node_id
                 grid.set_run(run_from_proto(task.run))
