@@ -17,7 +17,15 @@ import pytest
 from numpy.typing import NDArray
 
 from client import backends, config
-from client.backends.base import Backend, Device, DeviceData, DeviceInfo, Hyper, Program
+from client.backends.base import (
+    Backend,
+    Device,
+    DeviceData,
+    DeviceInfo,
+    Hyper,
+    Program,
+    numbered,
+)
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.program import NumpyProgram
 from client.config import Experiment
@@ -104,7 +112,7 @@ Spoil = Callable[[Model, Float32Array, int], None]
 
 @dataclass
 class Fake(Backend):
-    """A backend with one device. ``calls`` counts what was asked of it."""
+    """A backend with one device, or equal ``twins``. ``calls`` counts what was asked of it."""
 
     name: str  # type: ignore[misc]
     step_s: float = 1.0
@@ -116,6 +124,7 @@ class Fake(Backend):
     spoil: Spoil | None = None
     driver: str = "1.0"
     empty: bool = False
+    twins: int = 1
     clock: Clock = field(default_factory=Clock)
     calls: Counter[str] = field(default_factory=Counter)
 
@@ -125,7 +134,8 @@ class Fake(Backend):
             raise DeviceError(self.unavailable)
         if self.empty:
             return []
-        return [DeviceInfo(self.name, f"{self.name} device", "gpu", driver=self.driver)]
+        info = DeviceInfo(self.name, f"{self.name} device", "gpu", driver=self.driver)
+        return numbered([info] * self.twins)
 
     def open(self, info: DeviceInfo) -> Device:
         self.calls["open"] += 1

@@ -16,7 +16,9 @@ and where a network is cut, the boundary's tensors pass through ``put_input``/``
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +29,11 @@ from client.model.graph import Float32Array, Segment
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A processor as its backend describes it. Sizes in bytes; 0 where there is no limit."""
+    """A processor as its backend describes it. Sizes in bytes; 0 where there is no limit.
+
+    ``name`` is its own: of several devices that are described alike, the second is called
+    "… #2" and has the ``index`` 1, and so on (see ``numbered``).
+    """
 
     backend: str
     name: str
@@ -41,11 +47,35 @@ class DeviceInfo:
     max_work_group_size: int = 0
     unified_memory: bool = True
     remarks: tuple[str, ...] = ()
+    index: int = 0
 
     @property
     def key(self) -> str:
-        """What measurements, parity and programs are kept under: device, driver, platform."""
-        return "|".join((self.backend, self.platform, self.vendor, self.name, self.driver))
+        """What is kept of this one device: measurements, parity, recorded placements."""
+        return self._key(self.name)
+
+    @property
+    def description(self) -> str:
+        """What compiled programs are kept under: equal for devices that are described alike."""
+        return self._key(self.name.removesuffix(_number(self.index)))
+
+    def _key(self, name: str) -> str:
+        return "|".join((self.backend, self.platform, self.vendor, name, self.driver))
+
+
+def _number(index: int) -> str:
+    return f" #{index + 1}" if index else ""
+
+
+def numbered(infos: Iterable[DeviceInfo]) -> list[DeviceInfo]:
+    """A backend's devices in its order, those that are described alike told apart by number."""
+    found: Counter[str] = Counter()
+    result = []
+    for info in infos:
+        index = found[info.key]
+        found[info.key] += 1
+        result.append(replace(info, name=info.name + _number(index), index=index))
+    return result
 
 
 @dataclass(frozen=True)
@@ -267,8 +297,11 @@ class Backend(ABC):
 
     @abstractmethod
     def devices(self) -> list[DeviceInfo]:
-        """The devices that can be opened; empty if none. Raises DeviceError with the remedy where
-        the backend as a whole cannot work (no driver, package missing)."""
+        """The devices that can be opened, each with a key of its own (see ``numbered``).
+
+        Empty if there are none. Raises DeviceError with the remedy where the backend as a whole
+        cannot work (no driver, package missing).
+        """
 
     @abstractmethod
     def open(self, info: DeviceInfo) -> Device:

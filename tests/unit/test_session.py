@@ -126,6 +126,22 @@ def test_a_device_is_picked_by_part_of_its_name(
         a_round(session(tmp_path, devices={"device": "gamma"}))
 
 
+def test_equal_devices_are_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alpha = Fake("alpha", twins=2)
+    fakes.register(monkeypatch, alpha, numpy=False)
+    _, record = a_round(session(tmp_path))
+    first, second = alpha.devices()
+    assert set(record.measured) == {first.key, second.key}
+    assert "alpha (alpha device) " in record.reason
+    assert "alpha (alpha device #2) " in record.reason
+    assert alpha.calls["open"] == 2
+    # each can be named, and repeated
+    _, named = a_round(session(tmp_path, devices={"device": "device #2"}))
+    assert named.device["name"] == "alpha device #2"
+    _, repeated = a_round(session(tmp_path), recorded=named.placement)
+    assert repeated.placement == named.placement != record.placement
+
+
 def test_the_second_round_opens_builds_loads_and_plans_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,8 @@ class OpenCLDevice(Device):
             self.profiling_queue = cl.CommandQueue(self.context, properties=profiling)
             self.transfer_queue = cl.CommandQueue(self.context, properties=profiling)
         self.allocator = Allocator(self.context, info, limits or Limits.of(info))
-        self.programs = ProgramCache(self.context, device, info.key, cache_dir() / "programs")
+        folder = cache_dir() / "programs"
+        self.programs = ProgramCache(self.context, device, info.description, folder)
         self.samples = Samples(self.traffic)
         self._throttle = Throttle()
         self._last: cl.Event | None = None

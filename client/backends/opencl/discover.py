@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from client.backends.base import DeviceInfo
+from client.backends.base import DeviceInfo, numbered
 from client.errors import DeviceError
 
 # Programs are kept by a cache of ours, keyed on the driver too; pyopencl's would keep them twice.
@@ -30,12 +30,13 @@ def find() -> list[tuple[DeviceInfo, cl.Device]]:
         raise DeviceError(NO_PLATFORM) from e
     if not platforms:
         raise DeviceError(NO_PLATFORM)
-    return [
-        (describe(device), device)
+    devices = [
+        device
         for platform in platforms
         for device in _devices(platform)
         if device.available and device.compiler_available
     ]
+    return list(zip(numbered(map(describe, devices)), devices, strict=True))
 
 
 def _devices(platform: cl.Platform) -> list[cl.Device]:

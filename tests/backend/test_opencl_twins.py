@@ -1,0 +1,44 @@
+"""Two equal devices: the same one, found twice, stands for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.backends import get
+from client.errors import DeviceError
+from tests.backend.harness import Subject, examples, network
+
+
+def test_equal_devices_are_opened_apart_and_share_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = get("opencl")
+    try:
+        alone = backend.devices()
+    except DeviceError as e:
+        pytest.skip(f"opencl: {e}")
+    from client.backends.opencl.discover import cl
+
+    monkeypatch.setenv("POCKETFED_CACHE", str(tmp_path))
+    platforms = cl.get_platforms()
+    monkeypatch.setattr(cl, "get_platforms", lambda: [*platforms, *platforms])
+    infos = backend.devices()
+    assert infos[: len(alone)] == alone
+    first, second = infos[0], infos[len(alone)]
+    assert second.name == f"{first.name} #2"
+    assert second.key != first.key
+
+    model = network([3], {"type": "linear", "out_features": 2})
+    grads, kept = [], []
+    for info in (first, second):
+        device = backend.open(info)
+        assert device.info == info
+        subject = Subject(device, model, 4, *examples(model, 4))
+        grads.append(subject.gradients(4))
+        kept.append({path.name for path in (tmp_path / "programs").iterdir()})
+        device.close()
+    np.testing.assert_array_equal(*grads)
+    assert kept[0] == kept[1] != set()
