@@ -97,7 +97,7 @@ def _two_steps(
             result[f"gradient of {name} at a batch of {count}"] = grad.astype(np.float32)
         program.update(HYPER)
     metrics = program.read_metrics()
-    result["loss"] = np.array([metrics.loss_sum / metrics.count], np.float32)
+    result["loss"] = np.array([metrics.loss], np.float32)
     result["parameters after two steps"] = program.download()
     data.release()
     return result

@@ -254,8 +254,8 @@ def pack_trained(model: Model, outcome: Outcome) -> RecordDict:
     views = model.views(outcome.params)
     metrics: dict[str, int | float | list[int] | list[float]] = {
         "num-examples": outcome.num_examples,
-        "train-loss": outcome.metrics.loss_sum / outcome.metrics.count,
-        "train-accuracy": outcome.metrics.correct / outcome.metrics.count,
+        "train-loss": outcome.metrics.loss,
+        "train-accuracy": outcome.metrics.accuracy,
     }
     return RecordDict({ARRAYS: arrays_to_record(views), METRICS: MetricRecord(metrics)})
 
@@ -264,8 +264,8 @@ def pack_evaluated(metrics: Metrics) -> RecordDict:
     """Metrics of an evaluation on the node's own examples."""
     values: dict[str, int | float | list[int] | list[float]] = {
         "num-examples": metrics.count,
-        "eval-loss": metrics.loss_sum / metrics.count,
-        "eval-accuracy": metrics.correct / metrics.count,
+        "eval-loss": metrics.loss,
+        "eval-accuracy": metrics.accuracy,
     }
     return RecordDict({METRICS: MetricRecord(values)})
 

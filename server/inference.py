@@ -81,8 +81,8 @@ def evaluate(trained: Trained, dataset: Dataset, backend: str) -> dict[str, Any]
         "model": trained.model.name,
         "data": dataset.source,
         "examples": metrics.count,
-        "loss": metrics.loss_sum / metrics.count,
-        "accuracy": metrics.correct / metrics.count,
+        "loss": metrics.loss,
+        "accuracy": metrics.accuracy,
         "classes": classes,
     }
 

@@ -315,6 +315,6 @@ def central_evaluation(model: Model, held_out: Dataset) -> Evaluation:
     def evaluate(arrays: Arrays) -> tuple[float, float]:
         program.upload(model.flatten(arrays, "the global model"))
         metrics = trainer.evaluate(program, data, EVALUATION_BATCH)
-        return metrics.loss_sum / metrics.count, metrics.correct / metrics.count
+        return metrics.loss, metrics.accuracy
 
     return evaluate

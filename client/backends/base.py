@@ -95,11 +95,21 @@ class Hyper:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Sums over the examples since the last reading."""
+    """Sums over the examples since the last reading, and means where there were any."""
 
     loss_sum: float
     correct: int
     count: int
+
+    @property
+    def loss(self) -> float:
+        """Mean over the examples."""
+        return self.loss_sum / self.count
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the examples that were recognised."""
+        return self.correct / self.count
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from client import backends, trainer
-from client.backends.base import Device, DeviceData, DeviceInfo, Metrics, Program, Traffic
+from client.backends.base import Device, DeviceData, DeviceInfo, Metrics, Program
 from client.config import Experiment
 from client.data.shares import NodeData, Shares
 from client.errors import DeviceError, MismatchError, TrainingError
@@ -33,6 +33,18 @@ class Node:
     chosen: str | None = None  # DeviceInfo.key
     reason: str = ""  # why it was chosen
     loaded: dict[tuple[str, bool], DeviceData] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One node's training round: what was asked for, and what is reported of it on the way."""
+
+    node: Node
+    params: Float32Array
+    task: Task
+    recorded: Placement | None
+    clock: RoundClock
+    record: NodeRecord
 
 
 class NodeSession(Protocol):
@@ -92,25 +104,21 @@ class Session:
         ``recorded`` repeats a placement. A device that fails is refused and the round is done
         again on the next one: nothing but time is lost, and the record says so.
         """
-        record = NodeRecord(partition)
         node = self._node(partition, path, clock)
         task = replace(task, partition=partition)
+        asked = _Round(node, params, task, recorded, clock, NodeRecord(partition))
         while True:
-            info, reason = self._place(node, params, task, recorded, clock, record)
+            info, reason = self._place(asked)
             try:
-                outcome = self._train_on(info, node, params, task, recorded, clock, record, stop)
+                outcome = self._train_on(info, asked, stop)
                 break
             except DeviceError as e:
                 if recorded is not None:
                     raise
                 self._drop(node, info, e)
         node.chosen, node.reason = info.key, reason
-        record.reason = reason
-        record.num_examples = outcome.num_examples
-        record.loss = outcome.metrics.loss_sum / outcome.metrics.count
-        record.accuracy = outcome.metrics.correct / outcome.metrics.count
-        record.events = self.devices.take_events()
-        return outcome, record
+        asked.record.reason = reason
+        return outcome, self._report(asked.record, outcome.metrics)
 
     def evaluate(
         self, partition: str, path: Path | None, params: Float32Array, clock: RoundClock
@@ -128,11 +136,7 @@ class Session:
                 break
             except DeviceError as e:
                 self._drop(node, info, e)
-        record.num_examples = metrics.count
-        record.loss = metrics.loss_sum / metrics.count
-        record.accuracy = metrics.correct / metrics.count
-        record.events = self.devices.take_events()
-        return metrics, record
+        return metrics, self._report(record, metrics)
 
     def close(self) -> None:
         """Give devices and data back."""
@@ -152,67 +156,63 @@ class Session:
                 node = self._nodes[partition] = Node(data)
             return node
 
-    def _place(
-        self,
-        node: Node,
-        params: Float32Array,
-        task: Task,
-        recorded: Placement | None,
-        clock: RoundClock,
-        record: NodeRecord,
-    ) -> tuple[DeviceInfo, str]:
-        """The device to train on: recorded, kept from an earlier round, forced, or measured now."""
-        with clock.phase("plan"):
-            if recorded is not None:
-                info = self.devices.find(recorded.device)
-                backends.at_work(info.backend)
-                return info, "recorded choice"
-            usable = self.devices.usable()
-            kept = next((i for i in usable if i.key == node.chosen), None)
-            if kept is not None:
-                backends.at_work(kept.backend)
-                return kept, node.reason
-        candidates: dict[str, probe.Candidate] = {}
-        for info in usable:
-            try:
-                ready = self._ready(info, node, task.batch, clock)
-                candidates[info.key] = probe.Candidate(*ready)
-            except DeviceError as e:
-                self._drop(node, info, e)
-        infos = self.devices.usable()  # raises if all were refused
-        with clock.phase("plan"):
-            if len(infos) > 1:
-                figures = self._measure(node, infos, candidates, params, task)
-                record.measured |= {key: asdict(f) for key, f in figures.items()}
-                infos = self.devices.usable()
+    def _place(self, asked: _Round) -> tuple[DeviceInfo, str]:
+        """The device to train on, and why: known already, the only one there is, or measured."""
+        with asked.clock.phase("plan"):
+            known = self._known(asked)
+            if known is not None:
+                backends.at_work(known[0].backend)
+                return known
+        candidates = self._candidates(asked)
+        with asked.clock.phase("plan"):
+            figures = self._measure(asked, candidates)
+            infos = self.devices.usable()  # raises if all were refused
             names = [_short_name(i, infos) for i in infos]
-            if len(infos) > 1:
-                decision = planner.choose(names, [figures[i.key] for i in infos])
-                chosen = infos[decision.index]
-                for key in [k for k in node.loaded if k[0] != chosen.key]:
-                    node.loaded.pop(key).release()
-                return chosen, decision.reason
-            forced = self.experiment.devices.backend != "auto"
-            why = "forced by devices.backend" if forced else "the only device that can train"
-            return infos[0], f"{why}: {names[0]}"
+            if len(infos) == 1:
+                forced = self.experiment.devices.backend != "auto"
+                why = "forced by devices.backend" if forced else "the only device that can train"
+                return infos[0], f"{why}: {names[0]}"
+            decision = planner.choose(names, [figures[i.key] for i in infos])
+            chosen, loaded = infos[decision.index], asked.node.loaded
+            for key in [k for k in loaded if k[0] != chosen.key]:
+                loaded.pop(key).release()
+            return chosen, decision.reason
+
+    def _known(self, asked: _Round) -> tuple[DeviceInfo, str] | None:
+        """The recorded choice, or the one of an earlier round if its device still works."""
+        if asked.recorded is not None:
+            return self.devices.find(asked.recorded.device), "recorded choice"
+        node = asked.node
+        kept = next((i for i in self.devices.usable() if i.key == node.chosen), None)
+        return None if kept is None else (kept, node.reason)
+
+    def _candidates(self, asked: _Round) -> list[probe.Candidate]:
+        """The usable devices with program and data; one that fails is refused."""
+        candidates = []
+        for info in self.devices.usable():
+            try:
+                ready = self._ready(info, asked.node, asked.task.batch, asked.clock)
+                candidates.append(probe.Candidate(*ready))
+            except DeviceError as e:
+                self._drop(asked.node, info, e)
+        return candidates
 
     def _measure(
-        self,
-        node: Node,
-        infos: list[DeviceInfo],
-        candidates: dict[str, probe.Candidate],
-        params: Float32Array,
-        task: Task,
+        self, asked: _Round, candidates: list[probe.Candidate]
     ) -> dict[str, probe.Measured]:
-        """Figures of each device by its key; one that fails meanwhile is refused."""
-        found = {}
-        measured = probe.measure([candidates[i.key] for i in infos], params, task)
-        for info, figures in zip(infos, measured, strict=True):
-            if isinstance(figures, DeviceError):
-                self._drop(node, info, figures)
+        """Figures of each device by its key, if there are several; one that fails is refused."""
+        figures: dict[str, probe.Measured] = {}
+        if len(candidates) < 2:
+            return figures
+        measured = probe.measure(candidates, asked.params, asked.task)
+        for candidate, found in zip(candidates, measured, strict=True):
+            info = candidate.device.info
+            if isinstance(found, DeviceError):
+                self._drop(asked.node, info, found)
             else:
-                found[info.key] = figures
-        return found
+                figures[info.key] = found
+        asked.record.measured |= {key: asdict(f) for key, f in figures.items()}
+        return figures
 
     def _ready(
         self, info: DeviceInfo, node: Node, batch: int, clock: RoundClock, held_out: bool = False
@@ -232,31 +232,22 @@ class Session:
                 data = node.loaded[info.key, held_out] = device.load(examples.x, examples.y)
         return device, program, data
 
-    def _train_on(
-        self,
-        info: DeviceInfo,
-        node: Node,
-        params: Float32Array,
-        task: Task,
-        recorded: Placement | None,
-        clock: RoundClock,
-        record: NodeRecord,
-        stop: Callable[[], bool],
-    ) -> Outcome:
-        device, program, data = self._ready(info, node, task.batch, clock)
+    def _train_on(self, info: DeviceInfo, asked: _Round, stop: Callable[[], bool]) -> Outcome:
+        task, clock, record = asked.task, asked.clock, asked.record
+        device, program, data = self._ready(info, asked.node, task.batch, clock)
         record.device = asdict(info)
         record.placement = Placement(
             info.backend, info.key, info.compute_units, program.usage.variants
         )
-        if recorded is not None and recorded != record.placement:
+        if asked.recorded not in (None, record.placement):
             raise MismatchError(
-                f"the recorded placement cannot be repeated here: recorded {recorded}, "
+                f"the recorded placement cannot be repeated here: recorded {asked.recorded}, "
                 f"here {record.placement}"
             )
         record.launches = program.usage.launches
         record.peak_nbytes = program.usage.params_nbytes + program.usage.arena_nbytes + data.nbytes
         before = replace(device.traffic)
-        outcome = trainer.train(device, program, data, params, task, clock, stop)
+        outcome = trainer.train(device, program, data, asked.params, task, clock, stop)
         record.set_traffic(device.traffic.since(before))
         return outcome
 
@@ -271,7 +262,7 @@ class Session:
         batch = self.experiment.train.batch
         device, program, data = self._ready(info, node, batch, clock, held_out=True)
         record.device = asdict(info)
-        before: Traffic = replace(device.traffic)
+        before = replace(device.traffic)
         with clock.phase("upload"):
             program.upload(params)
             device.finish()
@@ -279,6 +270,12 @@ class Session:
             metrics = trainer.evaluate(program, data, batch)
         record.set_traffic(device.traffic.since(before))
         return metrics
+
+    def _report(self, record: NodeRecord, metrics: Metrics) -> NodeRecord:
+        record.num_examples = metrics.count
+        record.loss, record.accuracy = metrics.loss, metrics.accuracy
+        record.events = self.devices.take_events()
+        return record
 
     def _drop(self, node: Node, info: DeviceInfo, error: DeviceError) -> None:
         self.devices.refuse(info, error)
