@@ -96,6 +96,8 @@ def _type_name(kind: Any) -> str:
         if args[-1] is Ellipsis:
             return f"a list, each {_type_name(args[0])}"
         return f"a list of {len(args)}, each {_type_name(args[0])}"
+    if origin is list:
+        return f"a list, each {_type_name(args[0])}"
     if kind is type(None):
         return "null"
     return _TYPE_NAMES.get(kind, "a mapping")
@@ -124,8 +126,10 @@ def convert(value: Any, kind: Any, where: str) -> Any:
             return tuple(convert(v, args[0], f"{where}[{i}]") for i, v in enumerate(value))
         if len(value) == len(args):
             return tuple(convert(v, args[i], f"{where}[{i}]") for i, v in enumerate(value))
+    elif origin is list and isinstance(value, list):
+        return [convert(v, args[0], f"{where}[{i}]") for i, v in enumerate(value)]
     elif origin is dict and isinstance(value, dict):
-        return value
+        return {k: convert(v, args[1], join(where, str(k))) for k, v in value.items()}
     elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return parse(kind, value, where)
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):

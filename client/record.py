@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 from client.backends.base import Traffic
-from client.errors import ConfigError, PocketfedError
-from client.fields import convert, describe, join, parse
+from client.errors import ConfigError
+from client.fields import parse
 from client.timing import Timing
 
 
@@ -67,48 +66,27 @@ class NodeRecord:
 
 
 def placement_from_json(text: str) -> Placement:
-    """A recorded placement; PocketfedError if the text is none."""
-    try:
-        value = json.loads(text)
-        value["variants"] = [list(v) for v in value.get("variants", [])]
-    except (ValueError, TypeError, AttributeError, KeyError):
-        raise PocketfedError(f"recorded placement: not readable: {text[:80]!r}") from None
-    return parse(Placement, value, "recorded placement")
+    """A recorded placement; ConfigError if the text is none."""
+    where = "recorded placement"
+    return parse(Placement, _read(text, where), where)
 
 
 def record_from_json(text: str) -> NodeRecord:
-    """A node's record from its JSON; ConfigError says what does not fit."""
-    where = "record"
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{where}: is not JSON: {text[:60]!r}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
-    hints = typing.get_type_hints(NodeRecord)
-    names = [f.name for f in dataclasses.fields(NodeRecord)]
-    for name in names:
-        if name not in value:
-            raise ConfigError(f"{where}: the key '{name}' is missing")
-    events = value.pop("events")
-    if not isinstance(events, list):
-        raise ConfigError(f"{where}.events: found {describe(events)}, needs a list")
-    values = {n: convert(value[n], hints[n], f"{where}.{n}") for n in names if n != "events"}
-    for name in ("phases", "traffic"):
-        values[name] = _numbers(value[name], f"{where}.{name}")
-    unknown = set(values["traffic"]) - set(Traffic.__dataclass_fields__)
+    """A node's record from its JSON; ConfigError says what is missing or does not fit."""
+    where = "reply: record"
+    value = _read(text, where)
+    record = parse(NodeRecord, value, where)
+    missing = [f.name for f in dataclasses.fields(NodeRecord) if f.name not in value]
+    if missing:
+        raise ConfigError(f"{where}: the key '{missing[0]}' is missing")
+    unknown = set(record.traffic) - set(Traffic.__dataclass_fields__)
     if unknown:
         raise ConfigError(f"{where}.traffic: unknown {', '.join(sorted(unknown))}")
-    values["measured"] = {
-        key: _numbers(figures, f"{where}.measured.{key}")
-        for key, figures in value["measured"].items()
-    }
-    return NodeRecord(
-        events=[parse(Event, e, f"{where}.events[{i}]") for i, e in enumerate(events)], **values
-    )
+    return record
 
 
-def _numbers(value: Any, where: str) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: found {describe(value)}, needs a mapping")
-    return {key: convert(v, float, join(where, key)) for key, v in value.items()}
+def _read(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{where}: is not JSON: {text[:60]!r}") from None

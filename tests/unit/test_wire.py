@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from client import __version__, wire
 from client.backends.base import Hyper, Metrics
 from client.config import Experiment
 from client.data.shares import Shares
-from client.errors import MismatchError, ModelError, PocketfedError
+from client.errors import ConfigError, MismatchError, ModelError, PocketfedError
 from client.model import Model, initialise
-from client.record import NodeRecord, Placement, placement_from_json
+from client.record import Event, NodeRecord, Placement, placement_from_json, record_from_json
 from client.trainer import Outcome
 from tests import fakes
 
@@ -117,6 +118,28 @@ def test_arrays_keep_order_values_and_layout() -> None:
     for name, value in odd.items():
         np.testing.assert_array_equal(back[name], value)
         assert back[name].dtype == np.float32
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    record = NodeRecord("node-1", placement=CHOICE, measured={"gpu": {"step_s": 0.5}})
+    record.events = [Event("fallback", "no OpenCL")]
+    assert record_from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("measured", {"gpu": {"step_s": "fast"}}, "record.measured.gpu.step_s: found 'fast'"),
+        ("events", [{"kind": 1, "message": ""}], "record.events[0].kind: found 1, needs text"),
+        ("events", {}, "record.events: found {}, needs a list"),
+        ("phases", [1.0], "record.phases: found [1.0], needs a mapping"),
+        ("colour", 3, "record.colour: unknown key"),
+    ],
+)
+def test_what_does_not_fit_a_record_is_named(key: str, value: object, found: str) -> None:
+    said = json.loads(NodeRecord("node-1").to_json()) | {key: value}
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        record_from_json(json.dumps(said))
 
 
 def test_a_reply_holds_weights_metrics_and_the_record() -> None:
