@@ -279,8 +279,10 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
       floatv sum = (floatv)0;
       for (int image = first; image < stop; image++) {
         __global const float *plane = dy + (image * O + o) * (OH * OW);
+        floatv of_image = (floatv)0; // summed apart, which rounds less
         for (int i = 0; i < OH * OW; i += VW)
-          sum += select((floatv)0, LOADV(plane + i), (intv)(LANES < (intv)(OH * OW - i)));
+          of_image += select((floatv)0, LOADV(plane + i), (intv)(LANES < (intv)(OH * OW - i)));
+        sum += of_image;
       }
       partial[O * C * TAPS + o] = sum_lanes(sum);
     }

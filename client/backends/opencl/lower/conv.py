@@ -12,6 +12,10 @@ ZERO_MARGIN = 64
 """As in conv.cl: zeros before column 0 of the row of zeros, and as many after its end."""
 
 
+MOST_TERMS = 2048
+"""Numbers that a gradient of a weight adds up one after the other; longer sums round more."""
+
+
 def forward(node: Node, low: Lowering) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
     weight, *bias = node.op.params
@@ -63,7 +67,8 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     t = tile(outputs, inputs, sums, row_load=1 / taps)
     blocks = (rows * -(-inputs // t.columns), -(-outputs // t.rows))
     wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
-    images = -(-low.capacity // wanted)
+    terms = int(shape["OH"]) * -(-int(shape["OW"]) // low.target.vector)
+    images = min(-(-low.capacity // wanted), max(1, MOST_TERMS // terms))
     splits = -(-low.capacity // images)
     size = weight.size + sum(b.size for b in bias)
     partial = Slot(f"partial sums of {node.op.name}", splits * size * 4)

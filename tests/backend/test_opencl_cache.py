@@ -1,0 +1,111 @@
+"""Programs on disk: found again, rebuilt where damaged or refused, not needed where unwritable."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.backends.base import Hyper
+from client.errors import DeviceError
+from tests.backend.harness import Subject, examples, network
+from tests.backend.opencl_devices import open_device
+
+LOGGER = "client.backends.opencl.program_cache"
+MODEL = network([7], {"type": "linear", "out_features": 5}, "relu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder, empty."""
+    monkeypatch.setenv("POCKETFED_CACHE", str(tmp_path))
+    return tmp_path / "programs"
+
+
+def train() -> np.ndarray:
+    """Parameters after an epoch on a device opened anew."""
+    device = open_device()
+    subject = Subject(device, MODEL, 4, *examples(MODEL, 10))
+    subject.epoch(Hyper(lr=0.1))
+    params = subject.program.download()
+    device.close()
+    return params
+
+
+def test_programs_are_kept_and_found(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = train()
+    files = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert len(files) > 3
+    assert not [path for path in files if path.suffix != ".bin"], "nothing half-written stays"
+    np.testing.assert_array_equal(train(), first)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == files
+    assert not caplog.records
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def no_program(path: Path) -> None:
+    junk = b"no program of this driver"
+    path.write_bytes(hashlib.blake2b(junk, digest_size=16).digest() + junk)
+
+
+@pytest.mark.parametrize("damage", [cut_short, empty, flip_a_bit, no_program])
+def test_damaged_files_are_built_anew(
+    folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = train()
+    contents = {path: path.read_bytes() for path in folder.iterdir()}
+    for path in contents:
+        damage(path)
+    np.testing.assert_array_equal(train(), first)
+    assert len(caplog.records) == len(contents)
+    assert all("building anew" in record.message for record in caplog.records)
+    caplog.clear()
+    np.testing.assert_array_equal(train(), first)
+    assert not caplog.records, "they were mended"
+
+
+def test_an_unusable_folder_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("POCKETFED_CACHE", str(tmp_path / "file"))
+    train()
+    said = [r for r in caplog.records if r.name == LOGGER]
+    assert len(said) == 1
+    assert said[0].levelno == logging.WARNING
+    assert str(tmp_path / "file") in said[0].message
+
+
+def test_other_options_are_other_programs(folder: Path) -> None:
+    device = open_device()
+    for width in (1, 4):
+        device.programs.get("loss", (("VW", width),))
+    device.programs.save()
+    assert len(list(folder.iterdir())) == 2
+    device.close()
+
+
+def test_what_does_not_build_is_explained(folder: Path) -> None:
+    device = open_device()
+    with pytest.raises(DeviceError, match=r"kernels/loss\.cl .*-DVW=3.*") as caught:
+        device.programs.get("loss", (("VW", 3),))
+    assert "\n" not in str(caught.value)
+    assert "error" in str(caught.value).lower(), "the compiler's log is there"
+    device.close()

@@ -1,0 +1,112 @@
+"""Finding devices, and what is said where there is none."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from client.backends import get
+from client.errors import DeviceError
+from tests.backend.opencl_devices import first_device, open_device
+
+DISCOVER = "client.backends.opencl.discover"
+
+
+@pytest.mark.slow
+def test_importing_the_backend_imports_no_pyopencl() -> None:
+    code = (
+        "import sys, client.backends.opencl as o; o.BACKEND; "
+        "sys.exit(any(m.startswith('pyopencl') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_pyopencl_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    monkeypatch.delitem(sys.modules, DISCOVER, raising=False)
+    with pytest.raises(DeviceError, match="pip install pyopencl"):
+        get("opencl").devices()
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_without_a_platform_the_remedy_is_said(
+    monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    cl = pytest.importorskip("pyopencl")
+
+    def platforms() -> list[Any]:
+        if raises:
+            raise cl.LogicError("clGetPlatformIDs failed: PLATFORM_NOT_FOUND_KHR")
+        return []
+
+    monkeypatch.setattr(cl, "get_platforms", platforms)
+    with pytest.raises(DeviceError, match=r"no OpenCL platform found: .*pocketfed\[pocl\]"):
+        get("opencl").devices()
+
+
+def test_a_device_describes_itself() -> None:
+    info = first_device()
+    assert info.backend == "opencl"
+    assert info.kind in ("cpu", "gpu", "accelerator")
+    assert info.name
+    assert info.platform
+    assert info.driver
+    assert min(info.global_mem_nbytes, info.max_alloc_nbytes, info.max_work_group_size) > 0
+    assert get("opencl").devices()[0] == info
+
+
+def test_a_device_that_is_gone_is_an_error() -> None:
+    first_device()
+    gone = type(first_device())(backend="opencl", name="Gone", kind="gpu")
+    with pytest.raises(DeviceError, match="Gone"):
+        get("opencl").open(gone)
+
+
+def fake(version: str, platform: str = "PoCL 3.1", vector: int = 16, kind: int = 2) -> Any:
+    return SimpleNamespace(
+        version=version,
+        platform=SimpleNamespace(name="PoCL", version=platform),
+        native_vector_width_float=vector,
+        type=kind,
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        (fake("OpenCL 3.0 PoCL HSTR: pthread-x86_64-pc-linux-gnu-skylake-avx512"), []),
+        (fake("OpenCL 3.0 PoCL HSTR: pthread-x86_64-pc-linux-gnu-x86-64"), ["generic code"]),
+        (fake("OpenCL 3.0 PoCL HSTR: pthread-aarch64-linux-gnu-generic"), ["generic code"]),
+        (fake("OpenCL 3.0 PoCL HSTR: x-gnu-icelake", "OpenCL 3.0 PoCL 3.0-rc2"), ["old PoCL"]),
+        (fake("OpenCL 2.0", vector=1), ["no vector units"]),
+    ],
+)
+def test_what_is_odd_is_remarked_with_a_remedy(device: Any, said: list[str]) -> None:
+    first_device()
+    remarks = list(importlib.import_module(DISCOVER)._remarks(device, "cpu"))
+    assert len(remarks) == len(said)
+    for remark, part in zip(remarks, said, strict=True):
+        assert part in remark
+        assert ": " in remark
+
+
+def test_errors_of_opencl_name_device_and_kernel() -> None:
+    from pathlib import Path
+
+    from client.backends.opencl.prepare import Prepared
+    from client.model import load_model
+
+    device = open_device()
+    program = device.compile(load_model(Path("mlp")).whole, 4)
+    prepared = program._bind(program._plan.forward, 4, "training")  # type: ignore[attr-defined]
+    p = prepared[0]
+    broken = Prepared(p.launch, p.kernel, (3, 3), (1 << 20, 1 << 20), p.num_args)
+    with pytest.raises(DeviceError, match=rf"{device.info.name[:7]}.*kernel gemm of fc1") as caught:
+        program._run([broken])  # type: ignore[attr-defined]
+    assert "\n" not in str(caught.value)
+    device.close()

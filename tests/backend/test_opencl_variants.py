@@ -1,0 +1,69 @@
+"""Kernels generated for other devices than the one at hand: they must compute the same anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from client.backends.opencl.tiles import Target, target_of
+from tests.backend.cases import CASES, Case
+from tests.backend.harness import Subject, assert_tensors_close, examples, numpy_device
+from tests.backend.opencl_devices import open_device
+from tests.backend.test_program import small_net
+from tests.tolerance import assert_close
+
+TARGETS = {
+    "gpu": target_of("gpu", 1),
+    "cpu4": target_of("cpu", 4),
+    "cpu8": target_of("cpu", 8),
+    "cpu16": target_of("cpu", 16),
+    "scalar": Target("gpu", vector=1, accumulators=4, group=8, busy=64),
+    "pairs": Target("cpu", vector=2, accumulators=6, group=4, busy=8),
+}
+
+SHAPES = (
+    "linear_31_32_33",
+    "linear_65_63_32",
+    "conv_stride_dilation",
+    "conv_same_even",
+    "maxpool_overlap",
+    "maxpool_gaps",
+    "avgpool",
+    "residual",
+    "bytes_channels",
+)
+"""Cases with strides, dilation, padding, overlapping and gapping windows, several channels."""
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    return TARGETS[request.param]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in SHAPES], ids=lambda c: c.name)
+def test_variants_agree_with_pytorch(target: Target, case: Case) -> None:
+    with np.load(case.path) as file:
+        frozen = {key: file[key] for key in file.files}
+    device = open_device(target=target)
+    data = frozen["x"], frozen["y"], frozen["params"]
+    subject = Subject(device, case.model, case.batch + 3, *data)
+    subject.reset(frozen["orders"][0], case.batch)
+    subject.program.poison()
+    grads = subject.gradients(case.batch)
+    logits = subject.program.take_output(case.batch)
+    assert_close("logits", logits, frozen["logits64"], frozen["logits32"])
+    assert_tensors_close(case.model, "gradient", grads, frozen["grads64"], frozen["grads32"])
+    device.close()
+
+
+def test_variants_agree_on_dropout(target: Target) -> None:
+    model = small_net()
+    x, y = examples(model, 15)
+    results = []
+    opened = open_device(target=target)
+    for device in (opened, numpy_device(np.float64), numpy_device(np.float32)):
+        results.append(Subject(device, model, 6, x, y).gradients(5, 6))
+    assert_tensors_close(model, "gradient", *results)
+    opened.close()

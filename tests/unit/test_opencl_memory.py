@@ -1,0 +1,116 @@
+"""The arena of the OpenCL backend: no two regions that are live at once overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.backends.opencl.launch import Slot
+from client.backends.opencl.memory import (
+    ALIGNMENT_NBYTES,
+    SLACK_NBYTES,
+    Arena,
+    live_ranges,
+    plan_arena,
+)
+from client.backends.opencl.plan import SegmentPlan, plan_segment
+from client.backends.opencl.tiles import target_of
+from client.model import Segment, load_model
+from tests.backend.cases import CASES
+
+CPU = target_of("cpu", 16)
+MODELS = {name: load_model(Path(name)) for name in ("mlp", "lenet5", "femnist_cnn")}
+MODELS |= {case.name: case.model for case in CASES}
+
+Range = tuple[int, int]
+
+
+def check(ranges: Mapping[Slot, Range], arena: Arena) -> None:
+    """Pair by pair: disjoint in time or in space; aligned; within the arena and its slack."""
+    slots = list(ranges)
+    for slot in slots:
+        begin = 4 * arena.offsets[slot]
+        assert begin % ALIGNMENT_NBYTES == 0
+        assert begin >= SLACK_NBYTES
+        assert begin + slot.nbytes + SLACK_NBYTES <= arena.nbytes
+    for i, one in enumerate(slots):
+        for other in slots[:i]:
+            in_time = ranges[one][0] <= ranges[other][1] and ranges[other][0] <= ranges[one][1]
+            begins = 4 * arena.offsets[one], 4 * arena.offsets[other]
+            in_space = begins[0] < begins[1] + other.nbytes and begins[1] < begins[0] + one.nbytes
+            assert not (in_time and in_space), f"{one.name} and {other.name} overlap"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5000), st.integers(0, 20), st.integers(0, 20)),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_live_regions_never_overlap(drawn: list[tuple[int, int, int]]) -> None:
+    ranges = {
+        Slot(str(i), nbytes): (min(a, b), max(a, b)) for i, (nbytes, a, b) in enumerate(drawn)
+    }
+    arena = plan_arena(ranges)
+    check(ranges, arena)
+    padded = sum(-(-slot.nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES for slot in ranges)
+    assert arena.nbytes <= padded + 2 * SLACK_NBYTES
+
+
+def test_memory_is_used_again() -> None:
+    """A chain in which each region lives for two steps needs two regions' memory."""
+    ranges = {Slot(str(i), 6400): (i, i + 1) for i in range(10)}
+    arena = plan_arena(ranges)
+    check(ranges, arena)
+    assert arena.nbytes == 2 * 6400 + 2 * SLACK_NBYTES
+
+
+def test_ranges_reach_from_first_to_last_use() -> None:
+    a, b, c = (Slot(name, 4) for name in "abc")
+    ranges = live_ranges([[a], [b], [a, b], []], pinned=[c])
+    assert ranges == {a: (0, 2), b: (1, 2), c: (0, 3)}
+
+
+def uses(plan: SegmentPlan) -> Iterator[Sequence[Slot]]:
+    """Which regions each command of a step reads or writes, in order, found without the planner."""
+    yield [plan.input]
+    for launch in plan.forward:
+        yield launch.slots
+    yield [plan.output]
+    if plan.loss is not None:
+        yield plan.loss.slots
+    if plan.output_grad is not None:
+        yield [plan.output_grad]
+    for launch in plan.backward:
+        yield launch.slots
+    yield [slot for slot in (plan.output, plan.input_grad) if slot is not None]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_steps_of_models_keep_what_they_need(name: str, kind: str) -> None:
+    """The whole model, and every pair of segments: what is written is there until its last use."""
+    model = MODELS[name]
+    blocks = len(model.block_names)
+    cuts = [(0, blocks)] + [pair for cut in range(1, blocks) for pair in ((0, cut), (cut, blocks))]
+    for first, stop in cuts:
+        plan = plan_segment(Segment(model, first, stop), 5, target_of(kind, 4))
+        ranges: dict[Slot, Range] = {}
+        for time, slots in enumerate(uses(plan)):
+            for slot in slots:
+                ranges[slot] = (ranges.get(slot, (time, time))[0], time)
+        check(ranges, plan.arena)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "femnist_cnn"])
+def test_arena_is_smaller_than_its_tensors(name: str) -> None:
+    """Activations must all outlast the forward pass; their gradients share memory."""
+    model = MODELS[name]
+    plan = plan_segment(model.whole, 32, CPU)
+    slots = {slot for launch in plan.launches for slot in launch.slots}
+    assert plan.arena.nbytes < 0.8 * sum(slot.nbytes for slot in slots)
