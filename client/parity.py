@@ -2,8 +2,9 @@
 
 GPU drivers do return wrong numbers (all zeros from an fp16 GEMM, one kernel variant wrong, wrong
 after a driver's upgrade). So whole training steps of the compiled variants, at the model's real
-shapes, are computed on both, and every gradient is compared: once for a device, driver, set of
-kernels and model; a pass is kept in the cache folder.
+shapes, are computed on both, and every gradient is compared, and an evaluation after them: once
+for a device, driver, version of this package, set of kernels and model; a pass is kept in the
+cache folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import numpy as np
 
 import kernels
-from client import backends
+from client import __version__, backends
 from client.backends.base import Device, Hyper, Program
 from client.cache import cache_dir, write_atomically
 from client.errors import ParityError
@@ -56,28 +57,32 @@ def check(device: Device, program: Program, model: Model) -> bool:
 
 
 def _key(device: Device, program: Program, model: Model) -> str:
-    what = (device.info.key, kernels.digest(), model.digest, program.capacity, program.usage)
+    code = (__version__, kernels.digest())
+    what = (device.info.key, *code, model.digest, program.capacity, program.usage)
     return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
 
 def compare(program: Program, device: Device, model: Model) -> None:
-    """Two steps, a full batch and a part of one, on both; ParityError naming what differs first."""
+    """Two steps and an evaluation, on both; ParityError naming what differs first."""
     reference = backends.get("numpy")
     numpy_device = reference.open(reference.devices()[0])
     numpy_program = numpy_device.compile(model.whole, program.capacity)
     full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
-    want = _two_steps(numpy_device, numpy_program, model, full, part)
+    want = _results(numpy_device, numpy_program, model, full, part)
     numpy_program.release()
     numpy_device.close()
-    got = _two_steps(device, program, model, full, part)
+    got = _results(device, program, model, full, part)
     for name, expected in want.items():
         _compare_tensor(device, program, name, got[name], expected)
 
 
-def _two_steps(
+def _results(
     device: Device, program: Program, model: Model, full: int, part: int
 ) -> dict[str, Float32Array]:
-    """Logits, losses, gradients and parameters of two training steps, in the order of computing."""
+    """Results of training steps on a full batch and a part of one, in the order of computing.
+
+    Logits, gradients, loss, parameters; and then the logits of the full batch in evaluation.
+    """
     g = generator("parity", model.digest)
     x = g.integers(0, 256, (full + part, *model.input.shape), dtype=np.uint8)
     y = g.integers(0, model.num_classes, full + part).astype(np.int32)
@@ -99,6 +104,9 @@ def _two_steps(
     metrics = program.read_metrics()
     result["loss"] = np.array([metrics.loss], np.float32)
     result["parameters after two steps"] = program.download()
+    program.gather(0, full)
+    program.forward(full, training=False)
+    result[f"logits of a batch of {full} in evaluation"] = program.take_output(full)
     data.release()
     return result
 

@@ -118,6 +118,21 @@ def test_a_wrong_update_is_refused() -> None:
         parity.compare(program, device, fakes.model())
 
 
+def test_a_fault_of_evaluation_alone_is_refused() -> None:
+    class Silent(fakes.FakeProgram):
+        def forward(self, count: int, training: bool = True) -> None:
+            super().forward(count, training)
+            if not training:
+                self._plan(count).y[...] = 0
+
+    fake = Fake("fake")
+    device = fake.open(fake.devices()[0])
+    assert isinstance(device, fakes.FakeDevice)
+    program = Silent(fakes.model().whole, BATCH, device, fake)
+    with pytest.raises(ParityError, match=r"logits of a batch of \d+ in evaluation"):
+        parity.compare(program, device, fakes.model())
+
+
 def test_the_message_names_device_driver_error_and_kernel() -> None:
     def zeros(model: Model, grads: Float32Array, count: int) -> None:
         views(model, grads)["fc2.weight"][...] = 0
@@ -187,6 +202,15 @@ def test_other_kernels_are_checked_anew(
 ) -> None:
     assert check(Fake("fake"))
     monkeypatch.setattr(kernels, "digest", lambda: "other kernels")
+    assert check(Fake("fake"))
+    assert len(compared) == 2
+
+
+def test_another_version_is_checked_anew(
+    compared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(Fake("fake"))
+    monkeypatch.setattr(parity, "__version__", "9.9")
     assert check(Fake("fake"))
     assert len(compared) == 2
 
