@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.exception import AppExitException
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -46,9 +47,6 @@ TaskName = Literal["train", "evaluate"]
 
 POLL_S = 0.05
 """Pause before asking a Grid again that had no reply."""
-
-EXPIRED = 3
-"""Flower's code of an error reply to a message that outlived its time to live."""
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +267,7 @@ class Rounds:
         """What a reply amounts to."""
         arrived = _Arrived(payload_nbytes(reply), arrived_s)
         if reply.has_error():
-            late = reply.error.code == EXPIRED
+            late = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
             reason = wire.error_text(reply)
             status: Literal["late", "failed"] = "late" if late else "failed"
             return _row(number, task, sent, status, reason, arrived)

@@ -1,7 +1,7 @@
 """A run about to begin: folder, record, and where to start from; everything but the nodes.
 
 ``new_run`` and ``resumed_run`` hold the folder's lock while they are open. Which engine brings the
-nodes is the caller's matter: server/simulate.py in this process, server/app.py in Flower's.
+nodes is the caller's matter: server/simulate.py, server/serve.py, server/app.py.
 """
 
 from __future__ import annotations

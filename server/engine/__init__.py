@@ -1,3 +1,3 @@
-"""Where nodes run: ``inline`` in this process. Flower's own runtimes go through server/app.py."""
+"""Where nodes run: in this process, in Flower's simulation runtime, or on machines that join."""
 
 from __future__ import annotations

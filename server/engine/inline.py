@@ -24,6 +24,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -32,9 +33,6 @@ from client.errors import PocketfedError
 
 SERVER_NODE_ID = 1
 """Flower's id of the server; error replies that a runtime makes itself carry it as their source."""
-
-RAISED, EXPIRED = 2, 3
-"""Flower's codes of error replies: the ClientApp raised, the message is no longer available."""
 
 RUN_ID = 1
 
@@ -150,7 +148,9 @@ class InlineGrid(Grid):
     def _answer(self, task: _Task) -> Message:
         node_id = task.message.metadata.dst_node_id
         if time.monotonic() >= task.expires_s:
-            reply = Message(Error(EXPIRED, "Message Unavailable"), reply_to=task.message)
+            reply = Message(
+                Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable"), reply_to=task.message
+            )
             reply.metadata.__dict__["_src_node_id"] = SERVER_NODE_ID
         else:
             self._on_start(node_id)
@@ -164,7 +164,7 @@ class InlineGrid(Grid):
         except Exception as e:
             log.exception("node %s failed", self.names[context.node_id])
             reason = str(e) if isinstance(e, PocketfedError) else f"{type(e).__name__}: {e}"
-            return Message(Error(RAISED, reason), reply_to=message)
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _delivered(message: Message) -> Message:

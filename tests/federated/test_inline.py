@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 
 from client.errors import DeviceError
-from server.engine.inline import EXPIRED, RAISED, SERVER_NODE_ID, InlineGrid
+from server.engine.inline import SERVER_NODE_ID, InlineGrid
 
 HERE = Path(__file__).parent
 NAMES = ["a", "b", "c"]
@@ -146,7 +147,7 @@ def test_a_nodes_exception_is_an_error_reply(error: Exception, reason: str) -> N
 
     grid = InlineGrid(broken, NAMES, {})
     reply = grid.pull_messages(_push(grid))[0]
-    assert (reply.error.code, reply.error.reason) == (RAISED, reason)
+    assert (reply.error.code, reply.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
     assert reply.metadata.src_node_id == grid.get_node_ids()[0]
 
 
@@ -167,7 +168,7 @@ def test_a_message_that_outlived_its_time_is_answered_as_flower_does() -> None:
     grid = InlineGrid(unreachable, NAMES, {})
     ids = _push(grid, ttl=1e-9)
     reply = grid.pull_messages(ids)[0]
-    assert reply.error.code == EXPIRED
+    assert reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
     assert reply.metadata.src_node_id == SERVER_NODE_ID
     assert reply.metadata.reply_to_message_id == ids[0]
 
