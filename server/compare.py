@@ -9,7 +9,6 @@ device, movement is transfer and every command on the device whose kernel does n
 from __future__ import annotations
 
 import csv
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from client.errors import StoreError
 from client.timing import PHASES
 from server import console
+from server.bench.measure import quartiles
 from server.store import NodeRound, Store
 
 if TYPE_CHECKING:
@@ -161,10 +161,7 @@ def group(rows: Iterable[RoundRow], by: By) -> list[GroupRow]:
 
 def _group_row(rows: list[RoundRow], by: By) -> GroupRow:
     def spread(value: Callable[[RoundRow], float]) -> Spread:
-        values = [value(r) for r in rows]
-        if len(values) == 1:
-            return Spread(values[0], values[0], values[0])
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        low, median, high = quartiles([value(r) for r in rows])
         return Spread(median, low, high)
 
     names = [p for p in PHASES if any(p in r.phases for r in rows)]

@@ -107,6 +107,17 @@ class EventInfo:
 
 
 _TRAFFIC = tuple(Traffic.__dataclass_fields__)
+_OF_RECORD = (
+    "num_examples",
+    "loss",
+    "accuracy",
+    "reason",
+    "wall_s",
+    "unattributed_s",
+    "launches",
+    "peak_nbytes",
+)
+"""Fields of a node's record that are columns as they are."""
 
 
 class Store:
@@ -221,12 +232,8 @@ class Store:
                 "placement": None if placed is None else _json(asdict(placed)),
                 "measured": _json(record.measured),
             }
-            for name in ("num_examples", "loss", "accuracy", "reason", "wall_s"):
-                values[name] = getattr(record, name)
-            for name in ("unattributed_s", "launches", "peak_nbytes"):
-                values[name] = getattr(record, name)
-            for name in _TRAFFIC:
-                values[name] = record.traffic.get(name)
+            values |= {name: getattr(record, name) for name in _OF_RECORD}
+            values |= {name: record.traffic.get(name) for name in _TRAFFIC}
         with complaints(self.path), self._db:
             self._db.execute("BEGIN")
             number = self._execute("node_rounds", tuple(values), tuple(values.values()))
@@ -343,11 +350,7 @@ class Store:
                 measured=self._from_json(row["measured"]),
                 phases=phases,
                 traffic={k: row[k] for k in _TRAFFIC if row[k] is not None},
-                **{
-                    name: row[name]
-                    for name in ("reason", "num_examples", "loss", "accuracy", "wall_s")
-                },
-                **{name: row[name] for name in ("unattributed_s", "launches", "peak_nbytes")},
+                **{name: row[name] for name in _OF_RECORD},
             )
         return NodeRound(
             round=row["round"],
