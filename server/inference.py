@@ -41,7 +41,8 @@ def load_trained(path: Path) -> Trained:
 
 
 @contextmanager
-def _program(trained: Trained, backend: str) -> Iterator[tuple[Device, Program]]:
+def opened(trained: Trained, backend: str) -> Iterator[tuple[Device, Program]]:
+    """A device with the model's program and parameters; closed with the context."""
     devices = Devices(DevicesConfig(backend), trained.model)
     try:
         device, program = devices.ready(devices.usable()[0], BATCH)  # checked against numpy
@@ -51,27 +52,26 @@ def _program(trained: Trained, backend: str) -> Iterator[tuple[Device, Program]]
         devices.close()
 
 
-def scores(trained: Trained, x: NDArray[Any], backend: str) -> Float32Array:
+def scores(device: Device, program: Program, x: NDArray[Any]) -> Float32Array:
     """Logits (n, classes) of examples (n, *shape)."""
     n = len(x)
-    with _program(trained, backend) as (device, program):
-        data = device.load(x, np.zeros(n, np.int32))
-        program.begin_epoch(data, np.arange(n, dtype=np.int32), BATCH, 0)
-        rows = []
-        for start, count in trainer.batches(n, BATCH):
-            program.gather(start, count)
-            program.forward(count, training=False)
-            rows.append(program.take_output(count))
+    data = device.load(x, np.zeros(n, np.int32))
+    program.begin_epoch(data, np.arange(n, dtype=np.int32), BATCH, 0)
+    rows = []
+    for start, count in trainer.batches(n, BATCH):
+        program.gather(start, count)
+        program.forward(count, training=False)
+        rows.append(program.take_output(count))
+    data.release()
     return np.concatenate(rows)
 
 
 def evaluate(trained: Trained, dataset: Dataset, backend: str) -> dict[str, Any]:
     """Loss and accuracy, over all and by class."""
     check_against(dataset, trained.model)
-    with _program(trained, backend) as (device, program):
-        data = device.load(dataset.x, dataset.y)
-        metrics = trainer.evaluate(program, data, BATCH)
-    right = scores(trained, dataset.x, backend).argmax(1) == dataset.y
+    with opened(trained, backend) as (device, program):
+        metrics = trainer.evaluate(program, device.load(dataset.x, dataset.y), BATCH)
+        right = scores(device, program, dataset.x).argmax(1) == dataset.y
     classes = {}
     for c in range(trained.model.num_classes):
         mine = dataset.y == c
@@ -95,7 +95,8 @@ def predict(trained: Trained, source: str, backend: str) -> list[tuple[int, int,
             f"{source}: x: found examples of shape {x.shape[1:]}, "
             f"the model {trained.model.name} needs {trained.model.input.shape}"
         )
-    logits = scores(trained, x, backend).astype(np.float64)
+    with opened(trained, backend) as (device, program):
+        logits = scores(device, program, x).astype(np.float64)
     e = np.exp(logits - logits.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
     best = p.argmax(1)
