@@ -28,6 +28,11 @@ app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+ExperimentFile = Annotated[Path | None, typer.Argument(help="The experiment's YAML file.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Override, as in train.lr=0.05.")]
+RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
+Init = Annotated[Path | None, typer.Option(help="Start from this model file.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 BackendName = Annotated[str, typer.Option("--backend", help="numpy or opencl.")]
 
 
@@ -38,13 +43,11 @@ def _finish(value: dict[str, Any], as_json: bool) -> None:
 
 @app.command()
 def simulate(
-    experiment: Annotated[Path | None, typer.Argument(help="The experiment's YAML file.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override, as in train.lr=0.05.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
-    init: Annotated[Path | None, typer.Option(help="Start from this model file.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    experiment: ExperimentFile = None,
+    settings: Settings = None,
+    out: RunFolder = None,
+    init: Init = None,
+    resume: Resume = None,
     replay: Annotated[
         Path | None, typer.Option(help="Repeat this run with its recorded placements.")
     ] = None,
@@ -92,19 +95,17 @@ def simulate(
 
 @app.command()
 def serve(
-    experiment: Annotated[Path | None, typer.Argument(help="The experiment's YAML file.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override, as in train.lr=0.05.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
-    init: Annotated[Path | None, typer.Option(help="Start from this model file.")] = None,
+    experiment: ExperimentFile = None,
+    settings: Settings = None,
+    out: RunFolder = None,
+    init: Init = None,
     host: Annotated[str, typer.Option(help="This machine alone, in this version.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where nodes connect.")] = 8000,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes to wait for; by default the experiment's.")
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for missing nodes.")] = 600,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    resume: Resume = None,
     as_json: Json = False,
 ) -> None:
     """Run a federation of real nodes, which connect by `pocketfed join`."""
@@ -161,9 +162,7 @@ def join(
 def bundle(
     experiment: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
     out: Annotated[Path, typer.Option(help="Folder for the files.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override, as in train.lr=0.05.")
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Write a folder for `flwr run`, with the experiment and no code."""
     from server.engine.bundle import write_bundle
