@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
+import typing
 from pathlib import Path
 
 import click
 import pytest
 import typer
 
+from client.config import DataConfig, DevicesConfig, FederationConfig, TrainConfig
+from client.timing import PHASES
 from server.commands import app
 
 ROOT = Path(__file__).parent.parent.parent
@@ -144,3 +148,29 @@ def test_files_that_are_named_exist(document: Path) -> None:
     )
     named = set(re.findall(pattern, text))
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def keys(cls: type) -> list[str]:
+    """Keys of a part of an experiment file; ``a.b`` for those of a part of the part."""
+    found = []
+    for f in dataclasses.fields(cls):
+        kind = typing.get_type_hints(cls)[f.name]
+        below = keys(kind) if dataclasses.is_dataclass(kind) else [""]
+        found += [f"{f.name}.{key}".rstrip(".") for key in below]
+    return found
+
+
+@pytest.mark.parametrize("part", [DataConfig, TrainConfig, FederationConfig, DevicesConfig])
+def test_every_key_of_an_experiment_is_documented(part: type) -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    title = part.__name__.removesuffix("Config").lower()
+    section = re.split(r"^## ", text, flags=re.M)
+    (table,) = (s for s in section if s.startswith(f"{title}\n"))
+    first_cells = re.findall(r"^\| (.+?) \|", table, flags=re.M)
+    named = {key for cell in first_cells for key in re.findall(r"`([^`]+)`", cell)}
+    assert named == set(keys(part))
+
+
+def test_every_phase_of_a_round_is_documented() -> None:
+    text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    assert [phase for phase in PHASES if f"`{phase}`" not in text] == []
