@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from client.app import app
 from client.children import sigterm_as_interrupt
 from client.config import Experiment
 from client.data.shares import Shares
@@ -11,6 +12,7 @@ from client.errors import ConfigError
 from client.model import build_model
 from server.engine.bundle import build_bundle
 from server.engine.deployment import HOST, check_port, deployment
+from server.engine.inline import InlineGrid
 from server.observer import Observer, Result
 from server.run import Run, given_parameters, new_run, resumed_run, strategy_of
 
@@ -81,6 +83,8 @@ def _carry_out(run: Run, wanted: int, port: int, observer: Observer, wait_s: flo
     if run.experiment.data.holdout:  # else the server needs no data at all
         held_out = Shares(run.experiment, run.model, run.base).held_out
     strategy = strategy_of(run.experiment, wanted)
+    if run.first_round > run.experiment.federation.rounds:  # nothing is left to do for nodes
+        return run.carry_out(strategy, InlineGrid(app, (), {}), {}, held_out, observer)
     bundle = build_bundle(run.experiment, run.base)
     with sigterm_as_interrupt(), deployment(bundle, port, run.folder.path) as grid:
         observer.serving(f"{HOST}:{port}")
