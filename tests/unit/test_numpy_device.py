@@ -10,7 +10,7 @@ import pytest
 
 from client.backends import get
 from client.backends.numpy import plan
-from client.backends.numpy.device import NumpyDevice
+from client.backends.numpy.device import THREAD_VARIABLES, NumpyDevice
 from client.backends.numpy.ops.elementwise import ReLU
 from client.errors import DeviceError
 from client.model import Model, build_model
@@ -31,6 +31,27 @@ def test_one_device_that_tells_what_results_depend_on() -> None:
     assert INFO.global_mem_nbytes > 2**20
     assert re.fullmatch(r"numpy \d+\.\d+.*, .*(blas|mkl|accelerate).*", INFO.driver, re.IGNORECASE)
     assert INFO.key == get("numpy").devices()[0].key
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [
+        ({}, 6),
+        ({"OMP_NUM_THREADS": "2"}, 2),
+        ({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "3"}, 3),
+        ({"OPENBLAS_NUM_THREADS": "9"}, 6),
+        ({"OPENBLAS_NUM_THREADS": "0"}, 6),
+    ],
+)
+def test_threads_are_those_that_openblas_takes(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], threads: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert get("numpy").devices()[0].compute_units == threads
 
 
 def test_too_little_memory_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:

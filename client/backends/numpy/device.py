@@ -16,6 +16,8 @@ from client.backends.numpy.program import NumpyProgram
 from client.errors import DeviceError
 from client.model.graph import Segment
 
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+
 
 class NumpyDevice(Device):
     """Computes at once, in the caller's thread (matrix products in BLAS's threads).
@@ -67,7 +69,7 @@ class NumpyBackend(Backend):
                 vendor=platform.machine(),
                 platform=f"Python {platform.python_version()}",
                 driver=f"numpy {np.__version__}, {_blas()}",
-                compute_units=_cores(),
+                compute_units=_threads(),
                 global_mem_nbytes=_memory_nbytes(),
             )
         ]
@@ -92,11 +94,18 @@ def _cpu_name() -> str:
     return f"{platform.machine()} processor"
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
+def _threads() -> int:
+    """Threads of matrix products: a core each, or fewer where the environment says so.
+
+    The number can change the last bits of a result, so that it belongs to a recorded placement.
+    OpenBLAS takes the first of the variables that is set, and never more threads than cores.
+    """
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    given = (os.environ.get(name, "") for name in THREAD_VARIABLES)
+    wanted = next((int(n) for n in given if n.isdecimal() and int(n) > 0), cores)
+    return min(wanted, cores)
 
 
 def _memory_nbytes() -> int:
