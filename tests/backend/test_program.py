@@ -377,7 +377,8 @@ def test_sampled_steps_are_timed(device: Device, subject: Subject) -> None:
     spent = device.traffic.since(before)
     assert spent.sampled_steps == 2
     assert spent.compute_s > 0
-    assert min(spent.transfer_s, spent.copy_s, spent.upload_nbytes) >= 0
+    assert spent.copy_s > 0  # the gather
+    assert spent.transfer_s == spent.upload_nbytes == 0  # the data is resident
 
 
 def test_usage_is_told(subject: Subject) -> None:
