@@ -213,7 +213,7 @@ def render(rows: list[RoundRow], by: By) -> Group:
     from rich.console import Group
 
     groups = group(rows, by)
-    return Group(_rounds_table(groups, by), _phases_table(groups, by))
+    return Group(_rounds_table(groups, by), "", _phases_table(groups, by))
 
 
 def _rounds_table(groups: list[GroupRow], by: By) -> Table:
@@ -233,7 +233,7 @@ def _rounds_table(groups: list[GroupRow], by: By) -> Table:
         for g in groups
     ]
     title = "round time on the node's clock, medians; transfer, movement: of device-busy time"
-    return console.table(title, columns, cells)
+    return console.table(title, columns, cells, cut=("device",), keys=_keys(groups))
 
 
 def _phases_table(groups: list[GroupRow], by: By) -> Table:
@@ -249,12 +249,20 @@ def _phases_table(groups: list[GroupRow], by: By) -> Table:
         for g in groups
         for phase, spread in g.phases.items()
     ]
-    return console.table("phases of a round, medians", columns, cells)
+    title, keys = "phases of a round, medians", len(_name_columns(groups, by)) + 1
+    return console.table(title, columns, cells, cut=("device",), keys=keys)
 
 
 def _name_columns(groups: list[GroupRow], by: By) -> list[str]:
     several = len({g.run for g in groups}) > 1
     return [*(["run"] if several else []), "node" if by == "node" else "nodes", "device", "on"]
+
+
+def _keys(groups: list[GroupRow]) -> int:
+    """How many of the columns of names tell the rows apart."""
+    runs = {g.run for g in groups}
+    alike = len({(g.run, g.node) for g in groups}) < len(groups)
+    return (len(runs) > 1) + (3 if alike else 1)
 
 
 def _name_cells(g: GroupRow, groups: list[GroupRow]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from client.errors import MissingExtraError
 
@@ -23,35 +23,26 @@ def console(stderr: bool = False) -> Console:
         raise MissingExtraError("rich", "server", "the command line") from None
     found = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not found.is_terminal:
-        found.width = 160
+        found.width = 250
     return found
 
 
 def table(
-    title: str, columns: list[str], rows: list[list[str]], fold: tuple[str, ...] = ()
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    fold: tuple[str, ...] = (),
+    cut: tuple[str, ...] = (),
+    keys: int = 1,
 ) -> Table:
     """A table whose columns are aligned by what they hold: names left, numbers right.
 
-    Where it does not fit, the columns in ``fold`` are broken into lines; the others keep theirs.
+    Where it does not fit, cells in the columns ``cut`` lose their ends and those in ``fold`` are
+    broken into lines; then the table is: each part begins with the first ``keys`` columns.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from server.fitted import Fitted
 
-    heading = Text(title, no_wrap=True, overflow="ignore")  # may be wider than the table
-    result = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for i, name in enumerate(columns):
-        cells = [row[i] for row in rows]
-        numeric = bool(cells) and all(_is_number(c) for c in cells)
-        justify: Literal["left", "right"] = "right" if numeric else "left"
-        result.add_column(name, justify=justify, overflow="fold", no_wrap=name not in fold)
-    for row in rows:
-        result.add_row(*row)
-    return result
-
-
-def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit() or cell[:1] in "-+–" or not cell
+    return Fitted(title, columns, rows, fold, cut, keys)
 
 
 def json_line(value: dict[str, Any]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from client.timing import on_phase
@@ -24,7 +26,9 @@ def view() -> Iterator[Observer]:
     """An observer that shows what it is told, for as long as the context lasts."""
     out = console.console()
     if not out.is_terminal:
-        yield PlainLines()
+        lines = PlainLines()
+        with _interrupted(lines):
+            yield lines
         return
     from rich.live import Live
 
@@ -32,9 +36,20 @@ def view() -> Iterator[Observer]:
         shown = LiveView(screen)
         token = on_phase.set(shown.phase_began)
         try:
-            yield shown
+            with _interrupted(shown):
+                yield shown
         finally:
             on_phase.reset(token)
+
+
+@contextmanager
+def _interrupted(lines: PlainLines) -> Iterator[None]:
+    """After Ctrl-C it is said how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        lines.interrupted()
+        raise
 
 
 class PlainLines(Observer):
@@ -43,15 +58,18 @@ class PlainLines(Observer):
     def __init__(self) -> None:
         self._out = console.console()
         self._rounds = 0
+        self._folder: Path | None = None
+        self._command = "simulate"
 
     def run_started(
         self, folder: Path, name: str, rounds: int, partitions: list[str], first_round: int
     ) -> None:
-        self._rounds = rounds
+        self._rounds, self._folder = rounds, folder
         resumed = f", from round {first_round}" if first_round > 1 else ""
         self._line(f"{name}: {rounds} rounds, {len(partitions)} nodes{resumed}; {folder}")
 
     def serving(self, address: str) -> None:
+        self._command = "serve"
         self._line(f"nodes can join: pocketfed join --server {address} --data FILE.npz")
 
     def waiting(self, connected: int, wanted: int) -> None:
@@ -66,6 +84,11 @@ class PlainLines(Observer):
     def note(self, kind: str, message: str, partition: str | None = None) -> None:
         self._line(f"{f'{partition}: ' if partition else ''}{kind}: {message}")
 
+    def interrupted(self) -> None:
+        """What was done stays in the run's folder, if there is one yet."""
+        if self._folder is not None:
+            self._line(f"to go on: pocketfed {self._command} --resume {quote(str(self._folder))}")
+
     def _line(self, text: str) -> None:
         self._out.print(text, soft_wrap=True)
 
@@ -78,8 +101,12 @@ def _round_line(info: RoundInfo, rounds: int) -> str:
         figures.append(f"accuracy on the nodes {info.node_accuracy:.4f}")
     return (
         f"round {info.round}/{rounds}: {', '.join(figures)}; "
-        f"{info.replies} nodes, {console.seconds(info.wall_s)}"
+        f"{info.replies} node{'s' if info.replies != 1 else ''}, {console.seconds(info.wall_s)}"
     )
+
+
+FRAME = 7
+"""Lines of the live view that are not a node's, and one for the cursor."""
 
 
 @dataclass
@@ -164,9 +191,24 @@ class LiveView(PlainLines):
         from rich.console import Group
 
         columns = ["node", "state", "device", "phase", "last round"]
-        rows = [[n, s.state, s.device, s.phase, s.last] for n, s in self._nodes.items()]
+        nodes, more = self._shown()
+        rows = [[n, s.state, s.device, s.phase, s.last] for n, s in nodes]
         shown = " ".join(f"{a:.3f}" for a in self._accuracy[-10:]) or "–"
-        return Group(console.table(self._title, columns, rows), f"accuracy so far: {shown}")
+        table = console.table(self._title, columns, rows, cut=("device",))
+        return Group("", table, *more, f"accuracy so far: {shown}")
+
+    def _shown(self) -> tuple[list[tuple[str, _NodeState]], list[str]]:
+        """The nodes that the screen has room for, and a line on the others."""
+        nodes = list(self._nodes.items())
+        room = max(1, self._out.height - FRAME)
+        if len(nodes) <= room:
+            return nodes, []
+        names = list(self._nodes)
+        at = names.index(self._working) if self._working in names else 0
+        first = max(0, min(at - room // 2, len(nodes) - room))
+        rest = Counter(s.state for _, s in (*nodes[:first], *nodes[first + room :]))
+        told = ", ".join(f"{n} {state}" for state, n in rest.items())
+        return nodes[first : first + room], [f"and {len(nodes) - room} more: {told}"]
 
 
 def _device(backend: str, name: str) -> str:
@@ -181,8 +223,10 @@ def summary(result: Result) -> None:
         nodes.setdefault(row.node, []).append(row)
     out = console.console()
     if nodes:
-        out.print(console.table(*_node_table(nodes), fold=("why",)))
-        out.print(_slowest_line(nodes), soft_wrap=True)
+        out.print()
+        out.print(console.table(*_node_table(nodes), fold=("why",), cut=("device",)))
+        out.print()
+        out.print(_slowest_line(nodes), soft_wrap=not out.is_terminal)
     for name, replies_s in compare.read_foreign(result.run).items():
         middle = console.seconds(statistics.median(replies_s))
         text = f"{name}: {len(replies_s)} rounds, {middle} from dispatch to reply; phases unknown"
@@ -190,9 +234,18 @@ def summary(result: Result) -> None:
     if result.final_accuracy is not None and result.final_loss is not None:
         out.print(
             f"accuracy {result.final_accuracy:.4f}, loss {result.final_loss:.4f} "
-            f"after {result.rounds} rounds in {console.seconds(result.wall_s)}"
+            f"after {_rounds_done(result)}"
         )
     out.print(f"run: {result.run}", soft_wrap=True)
+
+
+def _rounds_done(result: Result) -> str:
+    before, wall = result.resumed_from_round or 0, console.seconds(result.wall_s)
+    if before >= result.rounds:
+        return f"{result.rounds} rounds, all done before"
+    if before:
+        return f"{result.rounds} rounds, the last {result.rounds - before} of them in {wall}"
+    return f"{result.rounds} rounds in {wall}"
 
 
 TRANSFER = ("upload", "download")
@@ -208,7 +261,7 @@ def _split(row: compare.RoundRow) -> tuple[float, float, float]:
 def _node_table(
     nodes: dict[str, list[compare.RoundRow]],
 ) -> tuple[str, list[str], list[list[str]]]:
-    columns = ["node", "examples", "device", "why", "compute s", "transfer s", "other s", "total s"]
+    columns = ["node", "examples", "device", "compute s", "transfer s", "other s", "total s"]
     cells = []
     for name, rows in nodes.items():
         sums = [sum(values) for values in zip(*map(_split, rows), strict=True)]
@@ -218,12 +271,12 @@ def _node_table(
                 name,
                 str(last.num_examples),
                 _device(last.placement, last.device),
-                last.reason,
                 *(f"{s:.3f}" for s in (*sums, sum(sums))),
                 f"{last.loss:.4f}",
+                last.reason,
             ]
         )
-    return "where each node's time went, all rounds together", [*columns, "loss"], cells
+    return "where each node's time went, all rounds together", [*columns, "loss", "why"], cells
 
 
 def _slowest_line(nodes: dict[str, list[compare.RoundRow]]) -> str:

@@ -200,7 +200,7 @@ def test_predict_prints_as_many_as_asked(finished: Path, experiment: Path, capsy
     model = finished / "model.safetensors"
     lines = succeeds(capsys, "predict", model, "--data", "data.npz", "--limit", 4)
     assert lines[0].rstrip() == f"model.safetensors on data.npz: 4 of {N} examples"
-    assert [line.split()[0] for line in lines[4:8]] == ["0", "1", "2", "3"]
+    assert [line.split()[0] for line in lines[3:7]] == ["0", "1", "2", "3"]
 
 
 def test_model(experiment: Path, capsys: Text) -> None:

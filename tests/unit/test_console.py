@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from client.errors import MissingExtraError
 from server import console
@@ -46,6 +49,41 @@ def test_numbers_stand_right_and_names_left() -> None:
     table = console.table("t", ["name", "n"], [["a", "1"], ["b", "–"], ["c", "-2,000"], ["d", ""]])
     assert [c.justify for c in table.columns] == ["left", "right"]
     assert console.table("t", ["name"], []).columns[0].justify == "left"
+
+
+def printed(width: int, table: Table) -> list[str]:
+    out = Console(width=width, file=io.StringIO(), record=True, markup=False)
+    out.print(table)
+    return [line.rstrip() for line in out.export_text().splitlines()]
+
+
+def fitted() -> Table:
+    rows = [[f"node-{i}", "a device with a long name", "1234567", "some reason " * 6] for i in "12"]
+    columns = ["node", "device", "examples", "why"]
+    return console.table("all of it", columns, rows, fold=("why",), cut=("device",))
+
+
+def test_a_table_that_fits_is_shown_whole() -> None:
+    _, head, _, first, second = printed(200, fitted())
+    assert head.split() == ["node", "device", "examples", "why"]
+    assert first.startswith("node-1  a device with a long name   1234567  some reason some")
+    assert second.startswith("node-2")
+
+
+def test_first_a_cell_loses_its_end_and_lines_are_broken() -> None:
+    lines = printed(74, fitted())
+    assert lines[3].startswith("node-1  a device with…   1234567  some reason")
+    assert lines[4].split()[:2] == ["reason", "some"]
+    assert max(map(len, lines)) <= 74
+
+
+def test_then_the_columns_go_on_below() -> None:
+    lines = printed(60, fitted())
+    heads = [line.split() for line in lines if line.startswith("node ")]
+    assert heads == [["node", "device", "examples"], ["node", "why"]]
+    assert lines[0] == "all of it"
+    assert sum(line.startswith("node-1") for line in lines) == 2
+    assert max(map(len, lines)) <= 60
 
 
 def test_what_looks_like_markup_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

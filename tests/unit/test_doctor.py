@@ -144,7 +144,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_table_shows_each_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     finding = Finding("rich", "odd", "not installed", "pip install 'pocketfed[server]'")
     console.console().print(doctor.render([finding]))
-    line = capsys.readouterr().out.splitlines()[4]
+    line = capsys.readouterr().out.splitlines()[3]
     assert line.split() == [
         *("rich", "odd", "not", "installed", "pip", "install"),
         "'pocketfed[server]'",

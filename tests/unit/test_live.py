@@ -161,6 +161,61 @@ def test_each_nodes_state_device_and_phase_are_shown() -> None:
         assert state(view, "node-1") == ["not", "in", "this", "round"]
 
 
+def test_in_80_columns_nothing_but_the_device_is_cut() -> None:
+    narrow = Console(force_terminal=True, width=80, file=io.StringIO(), record=True, markup=False)
+    with Live(console=narrow, auto_refresh=False, transient=True) as shown:
+        view = LiveView(shown)
+        view.run_started(Path("runs/tiny"), "tiny", 2, NODES, 1)
+        view.round_started(1, 2, NODES)
+        view.node_started("node-0")
+        view.phase_began("upload")
+        view.node_finished(row("node-1"))
+        out = Console(width=80, file=io.StringIO(), record=True, markup=False)
+        out.print(shown.get_renderable())
+    lines = out.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    [first] = [line for line in lines if line.startswith("node-0")]
+    [second] = [line for line in lines if line.startswith("node-1")]
+    assert first.split() == ["node-0", "works", "upload"]
+    assert "opencl: A GPU" in second
+    assert second.rstrip().endswith("2.00 s, loss 0.5000")
+
+
+def test_more_nodes_than_lines_are_counted() -> None:
+    low = Console(
+        force_terminal=True, width=120, height=12, file=io.StringIO(), record=True, markup=False
+    )
+    nodes = [f"node-{i}" for i in range(20)]
+    with Live(console=low, auto_refresh=False, transient=True) as shown:
+        view = LiveView(shown)
+        view.run_started(Path("runs/tiny"), "tiny", 2, nodes, 1)
+        view.round_started(1, 2, nodes)
+        view.node_started("node-15")
+        lines = drawn(view)
+    assert state(view, "node-15") == ["works"]
+    assert len(lines) <= 11
+    assert lines[-2:] == ["and 15 more: 15 not in this round", "accuracy so far: –"]
+
+
+def test_after_an_interruption_it_is_said_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        with live.view() as observer:
+            observer.run_started(Path("runs/a b"), "tiny", 2, NODES, 1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "to go on: pocketfed simulate --resume 'runs/a b'"
+    )
+
+
+def test_an_interruption_before_the_run_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), live.view():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().out == ""
+
+
 def test_lines_scroll_above_the_view() -> None:
     with screen() as (view, terminal):
         tell(view)
@@ -210,14 +265,29 @@ def test_the_summary_adds_up(result: Result, capsys: pytest.CaptureFixture[str])
     one = next(line for line in lines if line.startswith("node-1"))
     assert "opencl: A GPU with a rather long na…" in one
     assert "measured a round: numpy 2.000 s" in one
-    # compute, transfer, other, total, loss
-    assert one.split()[-5:] == ["6.800", "0.800", "0.400", "8.000", "0.5000"]
+    figures = one.partition("na…")[2].split()[:5]  # compute, transfer, other, total, loss
+    assert figures == ["6.800", "0.800", "0.400", "8.000", "0.5000"]
     assert lines[-3:] == [
         "slowest node: node-1, 8.000 s in all: "
         "train 6.800 s (85%), upload 0.400 s (5%), download 0.400 s (5%)",
         "accuracy 0.7500, loss 0.8000 after 2 rounds in 13.00 s",
         f"run: {result.run}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (None, "2 rounds in 13.00 s"),
+        (1, "2 rounds, the last 1 of them in 13.00 s"),
+        (2, "2 rounds, all done before"),
+    ],
+)
+def test_what_was_done_before_is_not_claimed_for_this_session(
+    result: Result, capsys: pytest.CaptureFixture[str], before: int | None, told: str
+) -> None:
+    live.summary(replace(result, resumed_from_round=before))
+    assert f"after {told}\n" in capsys.readouterr().out
 
 
 def test_without_central_examples_no_accuracy_is_claimed(
