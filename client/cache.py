@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from client.errors import ConfigError
+
 
 def cache_dir() -> Path:
-    """$POCKETFED_CACHE, else $XDG_CACHE_HOME/pocketfed, else ~/.cache/pocketfed; not created."""
+    """$POCKETFED_CACHE, else $XDG_CACHE_HOME/pocketfed, else ~/.cache/pocketfed; not created.
+
+    ConfigError where none of them is known.
+    """
     own = os.environ.get("POCKETFED_CACHE")
     if own:
         return Path(own)
     xdg = os.environ.get("XDG_CACHE_HOME")
-    return (Path(xdg) if xdg else Path.home() / ".cache") / "pocketfed"
+    if xdg:
+        return Path(xdg) / "pocketfed"
+    try:
+        return Path.home() / ".cache" / "pocketfed"
+    except RuntimeError:  # a user without an entry in the system's list, and no HOME
+        raise ConfigError(
+            "this user has no home folder: set POCKETFED_CACHE to a folder to keep what was "
+            "measured and compiled"
+        ) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -25,7 +25,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder, needs a YAML file") from None
-    except (OSError, UnicodeDecodeError) as e:
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror or _one_line(e)}") from None
+    except UnicodeDecodeError as e:
         raise ConfigError(f"{path}: cannot be read: {_one_line(e)}") from None
     value = parse_yaml(text, str(path))
     if not isinstance(value, dict):
@@ -36,11 +38,63 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text; ConfigError naming ``where`` if it is none."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as e:
         raise ConfigError(f"{where}: not YAML: {_one_line(e)}") from None
     except (RecursionError, ValueError, OverflowError) as e:  # too deep; a date that is none
         raise ConfigError(f"{where}: not YAML that can be read: {_one_line(e)}") from None
+    _Plain(where).check(value)
+    return value
+
+
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+MAX_BITS = 4096  # Python writes out no number of more than 4300 digits
+
+
+class _Plain:
+    """Refuses what YAML can say and no experiment means: dates and the like, numbers that no field
+    holds, mappings that hold themselves, aliases that multiply beyond all memory."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        # by id: number of values with aliases written out, depth
+        self._known: dict[int, tuple[int, int]] = {}
+        self._open: set[int] = set()
+
+    def check(self, value: Any) -> tuple[int, int]:
+        """(number of values, depth) of a value; ConfigError if it is not plain."""
+        if value is None or isinstance(value, bool | float | str):
+            return 1, 0
+        if isinstance(value, int):
+            if value.bit_length() > MAX_BITS:
+                raise ConfigError(
+                    f"{self._where}: found a whole number of {value.bit_length()} bits, "
+                    f"allowed: at most {MAX_BITS}"
+                )
+            return 1, 0
+        if not isinstance(value, dict | list):
+            kind = type(value).__name__
+            raise ConfigError(
+                f"{self._where}: found the {kind} {describe(str(value))}, "
+                "allowed: text (in quotes), numbers, true, false, lists, mappings"
+            )
+        if id(value) in self._open:
+            raise ConfigError(f"{self._where}: an anchor (&) holds an alias (*) of itself")
+        if id(value) not in self._known:
+            self._open.add(id(value))
+            keys = list(value) if isinstance(value, dict) else []
+            inner = [self.check(v) for v in (*keys, *(value.values() if keys else value))]
+            self._open.remove(id(value))
+            size = 1 + sum(n for n, _ in inner)
+            depth = 1 + max((d for _, d in inner), default=0)
+            if size > MAX_VALUES or depth > MAX_DEPTH:
+                raise ConfigError(
+                    f"{self._where}: holds more than {MAX_VALUES} values, or more than "
+                    f"{MAX_DEPTH} within each other"
+                )
+            self._known[id(value)] = size, depth
+        return self._known[id(value)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -129,6 +183,9 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     elif origin is list and isinstance(value, list):
         return [convert(v, args[0], f"{where}[{i}]") for i, v in enumerate(value)]
     elif origin is dict and isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, args[0]):
+                raise ConfigError(f"{where}: found the key {describe(key)}, needs text")
         return {k: convert(v, args[1], join(where, str(k))) for k, v in value.items()}
     elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return parse(kind, value, where)
@@ -136,9 +193,11 @@ def convert(value: Any, kind: Any, where: str) -> Any:
         if not abs(value) <= sys.float_info.max:  # so is what is no number at all
             raise ConfigError(f"{where}: found {describe(value)}, needs a finite number")
         return float(value)
-    elif (kind is int and isinstance(value, int) and not isinstance(value, bool)) or (
-        kind in (str, bool, type(None)) and isinstance(value, kind)
-    ):
+    elif kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if value.bit_length() > 64:
+            raise ConfigError(f"{where}: found {describe(value)}, must be within 64 bits")
+        return value
+    elif kind in (str, bool, type(None)) and isinstance(value, kind):
         return value
     raise ConfigError(f"{where}: found {describe(value)}, needs {_type_name(kind)}")
 
@@ -187,8 +246,11 @@ def find_config(name: str, folder: str, beside: Path, where: str) -> Path:
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for root in (beside, shipped):
         for candidate in (root / file, root / folder / file):
-            if candidate.is_file():
-                return candidate
+            try:
+                if candidate.is_file():
+                    return candidate
+            except OSError as e:
+                raise ConfigError(f"{where}: {file}: {e.strerror or _one_line(e)}") from None
     known = sorted(p.stem for p in (shipped / folder).glob("*.yaml"))
     raise ConfigError(
         f"{where}: no file '{file}' beside the experiment or among the shipped configs"

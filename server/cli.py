@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -10,19 +11,21 @@ from client.children import set_up_flower
 from client.errors import MissingExtraError, PocketfedError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 and the number of the signal."""
+PIPE_CLOSED = 141
+"""Exit codes after Ctrl-C and after SIGPIPE: 128 and the number of the signal."""
 
 
 def main() -> None:
     """Entry point of the command."""
+    _open_standard_streams()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code."""
-    set_up_flower()
     _log_to_stderr()
     try:
+        set_up_flower()
         try:
             import click
 
@@ -55,9 +58,35 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("pocketfed: interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, as in `pocketfed … | head`
+    except SystemExit as e:
+        if not isinstance(e.__context__, BrokenPipeError):
+            raise
+        # the reader of our output has gone, as in `pocketfed … | head`; rich and typer end on it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return PIPE_CLOSED
+    except OSError as e:  # of the machine or its user's making, not ours: no room, no right
+        text = " ".join((e.strerror or str(e)).split())
+        where = f"{e.filename}: " if e.filename else ""
+        print(f"pocketfed: error: {where}{text}", file=sys.stderr)  # noqa: T201
+        return 1
+    except MemoryError as e:
+        text = " ".join(str(e).split())
+        print(f"pocketfed: error: not enough memory{f': {text}' if text else ''}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _open_standard_streams() -> None:
+    """Where a stream was closed, as in ``pocketfed … >&-``, the next file that is opened takes its
+    number, and whatever a library prints would go into that file; so nothing is opened there. What
+    the terminal's alphabet lacks is shown as '?'."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 class _Stderr(logging.Handler):

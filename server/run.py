@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Strategy
 from client import backends, trainer
 from client.config import Experiment
 from client.data import Dataset
-from client.errors import DataError, PocketfedError, StoreError
+from client.errors import ConfigError, DataError, PocketfedError, StoreError
 from client.fields import parse
 from client.model import Model, build_model, initialise
 from server.checkpoint import Checkpoints, State, load_arrays, restore_strategy, save_model
@@ -195,6 +195,13 @@ def new_run(
 ) -> Iterator[Run]:
     """A run in a folder of its own, from given parameters or from the seed's."""
     model = build_model(experiment.model, f"{experiment.name}: model")
+    try:
+        str(base.resolve()).encode()
+    except UnicodeEncodeError:  # the record names it, and a resumed run looks for its data there
+        raise ConfigError(
+            f"{base.resolve()}: the experiment lies in a folder whose name is not Unicode (UTF-8): "
+            "move or rename it"
+        ) from None
     folder = RunFolder.create(out, experiment.name)
     found = versions()
     with folder.locked(), folder.logging():

@@ -267,7 +267,7 @@ class Store:
     def _execute(self, table: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> int:
         marks = ", ".join("?" * len(columns))
         sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
-        number = self._db.execute(sql, values).lastrowid
+        number = self._db.execute(sql, [_unicode(v) for v in values]).lastrowid
         assert number is not None
         return number
 
@@ -378,6 +378,11 @@ class Store:
 
 _EVENT = ("session", "at", "round", "partition", "kind", "message")
 _LAST = "id IN (SELECT max(id) FROM rounds GROUP BY round)"
+
+
+def _unicode(value: Any) -> Any:
+    """Text that SQLite takes: names of files need not be Unicode, and complaints quote them."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def now() -> str:

@@ -26,7 +26,11 @@ from client.model.layers import LAYERS, Add, Layer, Shape
 
 def load_model(path: Path) -> Model:
     """A model from a file, or by the name of a shipped one."""
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+    if not found:
         path = find_config(str(path), "models", path.parent, str(path))
     return build_model(read_yaml(path), str(path))
 

@@ -81,6 +81,13 @@ class InputSpec:
                 )
         if min(self.std) <= 0:
             raise ModelError(f"std: must be positive, found {list(self.std)}")
+        with np.errstate(over="ignore"):
+            factor, shift = self.affine(np.dtype(np.float32))
+        if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
+            raise ModelError(
+                f"std: found {list(self.std)} with mean {list(self.mean)}, which float32 "
+                "cannot normalise by"
+            )
 
     def affine(self, dtype: np.dtype[np.generic]) -> tuple[Float32Array, Float32Array]:
         """(factor, shift), one value per channel each: ``x = raw * factor + shift``."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -482,3 +485,73 @@ def test_a_wrong_command_line_is_one_line(capsys: Text, arguments: list[str], sa
 def test_without_arguments_help_is_shown(capsys: Text) -> None:
     assert run([]) == 2
     assert "Usage: pocketfed" in "".join(capsys.readouterr())
+
+
+def test_what_cannot_be_looked_at(experiment: Path, capsys: Text) -> None:
+    long = "x" * 300
+    for command in (["compare", long], ["model", long], ["simulate", "--resume", long]):
+        assert run(command) != 0
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert "name too long" in lines[0]
+
+
+def test_no_memory_for_the_model(experiment: Path, capsys: Text) -> None:
+    over = {"model": {"layers": ["flatten", {"type": "linear", "out_features": 10**12}]}}
+    assert run(["simulate", str(write_experiment(experiment.parent, **over))]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not enough memory" in line
+
+
+def test_no_home_folder(experiment: Path, capsys: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("POCKETFED_CACHE", "XDG_CACHE_HOME", "FLWR_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert run(["compare", "none"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "set POCKETFED_CACHE to a folder" in line
+
+
+def _command(arguments: str, **over: Any) -> subprocess.CompletedProcess[bytes]:
+    """A shell's command line with pocketfed in a process of its own, as $P."""
+    script = "from server.cli import main; main()"
+    environment = {**os.environ, "P": f"{sys.executable} -c '{script}'"} | over
+    return subprocess.run(
+        ["bash", "-c", arguments], env=environment, capture_output=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.slow
+def test_standard_streams(experiment: Path) -> None:
+    """The reader goes away; there is no room; the terminal knows ASCII only; streams are closed."""
+    gone = _command(
+        f'eval "$P simulate {experiment} --set federation.rounds=50" | true; '
+        "exit ${PIPESTATUS[0]}"
+    )
+    assert (gone.returncode, gone.stderr) == (141, b"")
+    full = _command('eval "$P model lenet5" > /dev/full')
+    assert full.returncode == 1
+    assert full.stderr == b"pocketfed: error: No space left on device\n"
+    done = _command(f'eval "$P simulate {experiment} --out done" >&- 2>&- <&-')
+    assert done.returncode == 0
+    ascii_only = _command('eval "$P compare done"', PYTHONIOENCODING="ascii")
+    assert ascii_only.returncode == 0, ascii_only.stderr
+    assert b"quartiles" in ascii_only.stdout
+
+
+@pytest.mark.slow
+def test_names_that_are_not_unicode(experiment: Path) -> None:
+    """A file's name is bytes; the record is text."""
+    odd = experiment.parent / os.fsdecode(b"odd\xff")
+    assert _command(f"eval \"$P simulate {experiment} --out $'odd\\xff'\"").returncode == 0
+    assert _command("eval \"$P simulate --replay $'odd\\xff' --out again\"").returncode == 0
+    with Store.read(experiment.parent / "again" / "run.db") as store:
+        (note,) = [e.message for e in store.events() if e.kind == "replay"]
+    assert "odd\\udcff" in note
+    (odd / "small.yaml").write_text(experiment.read_text())
+    refused = _command("eval \"$P simulate $'odd\\xff/small.yaml'\"")
+    assert refused.returncode == 2
+    assert b"not Unicode" in refused.stderr

@@ -195,6 +195,10 @@ def test_complaints(tmp_path: Path, changes: dict[str, Any], parts: list[str]) -
         assert part in message
 
 
+BOMB = "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40))
+"""Each line twice the one before: a terabyte, written out."""
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -209,6 +213,15 @@ def test_complaints(tmp_path: Path, changes: dict[str, Any], parts: list[str]) -
         ("- a\n- b\n", ["needs a mapping", "['a', 'b']"]),
         ("", ["needs a mapping", "found nothing"]),
         ("just text\n", ["needs a mapping", "'just text'"]),
+        ("a: &a [1, *a]\n", ["an anchor (&) holds an alias (*) of itself"]),
+        ("a: &a {b: {c: *a}}\n", ["an anchor (&) holds an alias (*) of itself"]),
+        ("a0: &a0 [1, 1]\n" + BOMB, ["more than 100000 values"]),
+        ("a: " + "[" * 60 + "]" * 60, ["more than 50 within each other"]),
+        ("when: 2024-12-01\n", ["found the date '2024-12-01'", "text (in quotes)"]),
+        ("what: !!binary aGVsbG8=\n", ["found the bytes"]),
+        ("what: !!set {a, b}\n", ["found the set"]),
+        ("? 0x" + "f" * 9999 + "\n: 1\n", ["whole number of 39996 bits"]),
+        ("seed: 0x" + "f" * 9999, ["whole number of 39996 bits"]),
     ],
 )
 def test_unreadable_text(tmp_path: Path, text: str, parts: list[str]) -> None:
@@ -237,6 +250,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
         ("train.lrr=1", "train.lrr: unknown key"),
         ("train.lr=fast", "train.lr: found 'fast'"),
         ("model=lenet55", "did you mean 'lenet5'"),
+        ("model=" + "x" * 300, "name too long"),
+        ("federation.rounds=1" + "0" * 30, "federation.rounds: found 1000"),
+        ("federation.strategy={name: fedavg, 1: 2}", "strategy: found the key 1, needs text"),
     ],
 )
 def test_unfit_settings(tmp_path: Path, setting: str, part: str) -> None:

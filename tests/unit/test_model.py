@@ -268,6 +268,8 @@ def test_unfit_layers(layers: list[Any], parts: list[str]) -> None:
         ({"shape": [3], "mean": [0.1, 0.2]}, ["input.mean", "one per channel (3)", "found 2"]),
         ({"shape": [3], "std": [0.0]}, ["input.std", "positive"]),
         ({"shape": [3], "std": []}, ["input.std", "found 0"]),
+        ({"shape": [3], "std": [1e-320]}, ["input.std", "float32 cannot normalise by"]),
+        ({"shape": [3], "mean": [1e300]}, ["input.std", "with mean [1e+300]"]),
         ({"shape": [3], "mean": [float("nan")]}, ["input.mean[0]", "finite"]),
         ({"shape": [3], "sdt": [1.0]}, ["input.sdt", "did you mean 'std'"]),
         ({}, ["input", "'shape' is missing"]),
