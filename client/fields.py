@@ -83,8 +83,8 @@ class _Plain:
             raise ConfigError(f"{self._where}: an anchor (&) holds an alias (*) of itself")
         if id(value) not in self._known:
             self._open.add(id(value))
-            keys = list(value) if isinstance(value, dict) else []
-            inner = [self.check(v) for v in (*keys, *(value.values() if keys else value))]
+            items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            inner = [self.check(v) for v in items]
             self._open.remove(id(value))
             size = 1 + sum(n for n, _ in inner)
             depth = 1 + max((d for _, d in inner), default=0)
