@@ -51,14 +51,17 @@ def _session(context: Context) -> NodeSession:
     return session_of(experiment, str(config["base"]))
 
 
-def _unpack(message: Message, context: Context) -> tuple[NodeSession, Task, Float32Array]:
+def _unpack(
+    message: Message, context: Context
+) -> tuple[NodeSession, wire.Identity, Task, Float32Array]:
     """What a task asks for, from a server of ours or, with a model of the node's own, any other."""
-    if wire.own_experiment(context):
-        session = _session(context)
-        return session, *wire.unpack_stock_task(message, session.model, session.experiment)
-    wire.check_software(message)  # before anything else is read
+    own = bool(wire.own_experiment(context))
+    if not own:
+        wire.check_software(message)  # before anything else is read
     session = _session(context)
-    return session, *wire.unpack_task(message, session.model, session.experiment.train)
+    node = wire.identity(context, lambda: session.shares.names)
+    unpack = wire.unpack_stock_task if own else wire.unpack_task
+    return session, node, *unpack(message, session.model, session.experiment, node.partition)
 
 
 @app.train()
@@ -67,10 +70,9 @@ def train(message: Message, context: Context) -> Message:
     clock = RoundClock()
     own = bool(wire.own_experiment(context))
     with clock.phase("decode"):
-        session, task, params = _unpack(message, context)
+        session, node, task, params = _unpack(message, context)
         recorded = None if own else wire.recorded_placement(message)
-        node = wire.identity(context, lambda: session.shares.names)
-    outcome, record = session.train(node.partition, node.path, params, task, recorded, clock)
+    outcome, record = session.train(task, node.path, params, recorded, clock)
     with clock.phase("encode"):
         content = wire.pack_trained(session.model, outcome)
     record.set_timing(clock.stop())
@@ -85,8 +87,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """The global model on this node's own held-out examples."""
     clock = RoundClock()
     with clock.phase("decode"):
-        session, _, params = _unpack(message, context)
-        node = wire.identity(context, lambda: session.shares.names)
+        session, node, _, params = _unpack(message, context)
     metrics, record = session.evaluate(node.partition, node.path, params, clock)
     with clock.phase("encode"):
         content = wire.pack_evaluated(metrics)

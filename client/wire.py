@@ -176,23 +176,28 @@ def compare(key: str, server: str, node: str, remedy: str) -> None:
         )
 
 
-def unpack_task(message: Message, model: Model, train: TrainConfig) -> tuple[Task, Float32Array]:
+def unpack_task(
+    message: Message, model: Model, experiment: Experiment, partition: str
+) -> tuple[Task, Float32Array]:
     """The task and the flat parameters; MismatchError if the server's side is another one."""
     check_software(message)
     config = message.content[CONFIG]
     assert isinstance(config, ConfigRecord)
     remedy = "give both sides the same experiment"
     compare("model", str(config.get("model", "unknown")), model.digest, remedy)
-    return _task(config, train, config["round"], config["seed"]), _params(message, model)
+    numbers = (config["round"], config["seed"])
+    return _task(config, experiment.train, partition, *numbers), _params(message, model)
 
 
-def _task(config: ConfigRecord, train: TrainConfig, number: object, seed: object) -> Task:
+def _task(
+    config: ConfigRecord, train: TrainConfig, partition: str, number: object, seed: object
+) -> Task:
     mu = float(_number(config.get("proximal-mu", 0.0)))
     hyper = Hyper(train.lr, train.momentum, train.nesterov, train.weight_decay, mu)
     return Task(
         round=int(_number(number)),
         seed=int(_number(seed)),
-        partition="",
+        partition=partition,
         local_epochs=train.local_epochs,
         batch=train.batch,
         hyper=hyper,
@@ -215,7 +220,7 @@ def own_experiment(context: Context) -> dict[str, str]:
 
 
 def unpack_stock_task(
-    message: Message, model: Model, experiment: Experiment
+    message: Message, model: Model, experiment: Experiment, partition: str
 ) -> tuple[Task, Float32Array]:
     """The task of a stock Flower server, which sends no more than parameters and its round.
 
@@ -226,7 +231,7 @@ def unpack_stock_task(
     if "lr" in config:
         train = replace(train, lr=float(_number(config["lr"])))
     number = config.get("server-round", 1)
-    return _task(config, train, number, experiment.seed), _params(message, model)
+    return _task(config, train, partition, number, experiment.seed), _params(message, model)
 
 
 def for_stock_server(content: RecordDict) -> RecordDict:

@@ -126,9 +126,8 @@ class Worker:
             metrics, record = session.evaluate(command.partition, path, params, clock)
             answer, result = Answer(num_examples=record.num_examples), b""
         else:
-            outcome, record = session.train(
-                command.partition, path, params, task, recorded, clock, self._stop(command.id)
-            )
+            stop = self._stop(command.id)
+            outcome, record = session.train(task, path, params, recorded, clock, stop)
             metrics = outcome.metrics
             with clock.phase("encode"):
                 answer = Answer(num_examples=outcome.num_examples)

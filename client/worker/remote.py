@@ -44,15 +44,14 @@ class RemoteSession:
 
     def train(
         self,
-        partition: str,
+        task: Task,
         path: Path | None,
         params: Float32Array,
-        task: Task,
         recorded: Placement | None,
         clock: RoundClock,
     ) -> tuple[Outcome, NodeRecord]:
         """See ``Session.train``."""
-        command = self._command(Command.TRAIN, partition, path)
+        command = self._command(Command.TRAIN, task.partition, path)
         command.task.CopyFrom(convert.task_to_message(task))
         if recorded is not None:
             command.recorded = json.dumps(asdict(recorded))

@@ -56,10 +56,9 @@ class NodeSession(Protocol):
 
     def train(
         self,
-        partition: str,
+        task: Task,
         path: Path | None,
         params: Float32Array,
-        task: Task,
         recorded: Placement | None,
         clock: RoundClock,
     ) -> tuple[Outcome, NodeRecord]:
@@ -91,22 +90,20 @@ class Session:
 
     def train(
         self,
-        partition: str,
+        task: Task,
         path: Path | None,
         params: Float32Array,
-        task: Task,
         recorded: Placement | None,
         clock: RoundClock,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[Outcome, NodeRecord]:
-        """Train ``partition`` (or the examples in ``path``) from ``params`` for one round.
+        """Train the task's partition (or the examples in ``path``) from ``params`` for one round.
 
         ``recorded`` repeats a placement. A device that fails is refused and the round is done
         again on the next one: nothing but time is lost, and the record says so.
         """
-        node = self._node(partition, path, clock)
-        task = replace(task, partition=partition)
-        asked = _Round(node, params, task, recorded, clock, NodeRecord(partition))
+        node = self._node(task.partition, path, clock)
+        asked = _Round(node, params, task, recorded, clock, NodeRecord(task.partition))
         while True:
             info, reason = self._place(asked)
             try:

@@ -52,7 +52,7 @@ from tests import fakes
 HERE = Path(__file__).parent
 START = initialise(fakes.model(), seed=1)
 TASK = Task(
-    round=1, seed=3, partition="", local_epochs=2, batch=8, hyper=Hyper(lr=0.1, momentum=0.9)
+    round=1, seed=3, partition="node-0", local_epochs=2, batch=8, hyper=Hyper(lr=0.1, momentum=0.9)
 )
 LONG = replace(TASK, local_epochs=1500)
 """Some seconds of training: something can happen meanwhile."""
@@ -102,7 +102,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def a_round(
     session: Session | RemoteSession, task: Task = TASK, node: str = "node-0"
 ) -> tuple[Outcome, NodeRecord]:
-    return session.train(node, None, START, task, None, RoundClock())
+    asked = replace(task, partition=node)
+    return session.train(asked, None, START, None, RoundClock())
 
 
 def here(folder: Path, task: Task = TASK) -> Outcome:
@@ -190,7 +191,9 @@ def test_results_are_those_of_a_session_in_this_process(host: Host, tmp_path: Pa
 
 def test_a_nodes_own_file_is_trained_on(host: Host, tmp_path: Path) -> None:
     own = fakes.write_examples(tmp_path / "own.npz", 21)
-    outcome, _ = host.session(**NUMPY).train("own", own, START, TASK, None, RoundClock())
+    outcome, _ = host.session(**NUMPY).train(
+        replace(TASK, partition="own"), own, START, None, RoundClock()
+    )
     assert outcome.num_examples == 21
 
 
@@ -199,7 +202,7 @@ def test_a_round_is_the_workers_phases_and_the_handover(host: Host) -> None:
     seen: list[str] = []
     token = on_phase.set(seen.append)
     try:
-        host.session(**NUMPY).train("node-0", None, START, TASK, None, clock)
+        host.session(**NUMPY).train(TASK, None, START, None, clock)
     finally:
         on_phase.reset(token)
     timing = clock.stop()
@@ -230,12 +233,12 @@ def test_a_second_round_opens_builds_and_loads_nothing(
 def test_a_recorded_placement_is_repeated_or_refused(host: Host) -> None:
     session = host.session(**NUMPY)
     _, record = a_round(session)
-    _, again = session.train("node-0", None, START, TASK, record.placement, RoundClock())
+    _, again = session.train(TASK, None, START, record.placement, RoundClock())
     assert again.reason == "recorded choice"
     assert record.placement is not None
     other = replace(record.placement, threads=record.placement.threads + 1)
     with pytest.raises(MismatchError, match="cannot be repeated here"):
-        session.train("node-0", None, START, TASK, other, RoundClock())
+        session.train(TASK, None, START, other, RoundClock())
 
 
 def test_what_the_worker_raises_is_raised_here_and_it_goes_on(host: Host) -> None:
@@ -406,7 +409,7 @@ folder = Path(sys.argv[2])
 e = fakes.experiment(folder, **NUMPY)
 s = RemoteSession(e, folder, os.environ["POCKETFED_BROKER"], read_token(os.environ))
 on_phase.set(lambda name: print(name, flush=True))
-s.train("node-0", None, START, replace(LONG, local_epochs=10**7), None, RoundClock())
+s.train(replace(LONG, local_epochs=10**7), None, START, None, RoundClock())
 """
 
 

@@ -24,7 +24,7 @@ from tests.fakes import Fake
 NUMPY = get("numpy").devices()[0]
 START = initialise(fakes.model(), seed=1)
 TASK = Task(
-    round=1, seed=3, partition="", local_epochs=2, batch=8, hyper=Hyper(lr=0.1, momentum=0.9)
+    round=1, seed=3, partition="node-0", local_epochs=2, batch=8, hyper=Hyper(lr=0.1, momentum=0.9)
 )
 
 
@@ -45,8 +45,8 @@ def a_round(
     params: Float32Array = START,
     clock: RoundClock | None = None,
 ) -> tuple[Outcome, NodeRecord]:
-    task = replace(TASK, round=number)
-    return s.train(node, None, params, task, recorded, clock or RoundClock())
+    task = replace(TASK, round=number, partition=node)
+    return s.train(task, None, params, recorded, clock or RoundClock())
 
 
 def kinds(record: NodeRecord) -> list[str]:
@@ -189,7 +189,7 @@ def test_the_record_counts_bytes_and_steps_of_this_round_alone(
 def test_a_nodes_own_file_is_trained_on(tmp_path: Path) -> None:
     path = fakes.write_examples(tmp_path / "phone.npz", 21, seed=5)
     s = session(tmp_path, devices={"backend": "numpy"})
-    outcome, record = s.train("my phone", path, START, TASK, None, RoundClock())
+    outcome, record = s.train(replace(TASK, partition="my phone"), path, START, None, RoundClock())
     assert outcome.num_examples == 21
     assert record.partition == "my phone"
 
@@ -333,7 +333,7 @@ def test_a_round_that_explodes_refuses_no_device(tmp_path: Path) -> None:
     s = session(tmp_path, devices={"backend": "numpy"})
     wild = replace(TASK, hyper=Hyper(lr=1e30))
     with pytest.raises(TrainingError, match="node-0: the loss became"):
-        s.train("node-0", None, START, wild, None, RoundClock())
+        s.train(wild, None, START, None, RoundClock())
     assert s.devices.usable() == [NUMPY]
 
 

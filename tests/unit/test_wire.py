@@ -55,12 +55,13 @@ def message(experiment: Experiment, choice: str = "", **over: Any) -> Message:
 
 
 def unpack(experiment: Experiment, sent: Message, model: Model = MODEL) -> Any:
-    return wire.unpack_task(sent, model, experiment.train)
+    return wire.unpack_task(sent, model, experiment, "node-1")
 
 
 def test_a_task_arrives_as_it_was_sent(experiment: Experiment) -> None:
     task, params = unpack(experiment, message(experiment))
-    assert (task.round, task.seed, task.local_epochs, task.batch) == (7, 2**40, 2, 8)
+    assert (task.partition, task.round, task.seed) == ("node-1", 7, 2**40)
+    assert (task.local_epochs, task.batch) == (2, 8)
     assert task.hyper == Hyper(0.1, 0.9, nesterov=True, weight_decay=0.01, proximal_mu=0.0)
     np.testing.assert_array_equal(params, PARAMS)
     assert params.dtype == np.float32
