@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import typer.core
 
-from client import data
+from client import __version__, data
 from client.backends import get as get_backend
 from client.config import DataConfig, PartitionConfig, load_experiment
 from client.errors import ConfigError
 from client.model import load_model
 from server import console
+
+# otherwise typer escapes for rich what click then prints: "\\[default: 10]"
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     help="Federated learning on devices: who trained where, and where each round's time went.",
@@ -34,6 +38,24 @@ RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder.
 Init = Annotated[Path | None, typer.Option(help="Start from this model file.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 BackendName = Annotated[str, typer.Option("--backend", help="numpy or opencl.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pocketfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself; its help stands above."""
 
 
 def _finish(value: dict[str, Any], as_json: bool) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
-from client import trainer
+from client import __version__, trainer
 from client.fields import overlay
 from server.cli import run
 from server.store import Store
@@ -253,6 +253,16 @@ def test_bench_train(experiment: Path, capsys: Text) -> None:
     assert_documented("bench train", value)
     [row] = value["rows"]
     assert (row["model"], row["batch"], row["torch_ms"]) == ("small", 2, None)
+
+
+def test_the_version_is_told(capsys: Text) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"pocketfed {__version__}\n"
+
+
+def test_help_shows_defaults_as_they_are(capsys: Text) -> None:
+    assert run(["predict", "--help"]) == 0
+    assert " [default: numpy]" in capsys.readouterr().out
 
 
 def test_every_command_with_a_table_is_documented(capsys: Text) -> None:
