@@ -68,8 +68,8 @@ def _unpack(
 def train(message: Message, context: Context) -> Message:
     """One round of training on this node."""
     clock = RoundClock()
-    own = bool(wire.own_experiment(context))
     with clock.phase("decode"):
+        own = bool(wire.own_experiment(context))
         session, node, task, params = _unpack(message, context)
         recorded = None if own else wire.recorded_placement(message)
     outcome, record = session.train(task, node.path, params, recorded, clock)

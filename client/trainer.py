@@ -66,13 +66,13 @@ def train(
     longer a finite number.
     """
     n = data.num_examples
-    all_batches = batches(n, task.batch)
-    sampled = set(np.linspace(0, len(all_batches) - 1, SAMPLED_STEPS + 2, dtype=int)[1:-1])
     with clock.phase("upload"):
         program.upload(params)
         program.read_metrics()  # forget what a round that was stopped left
         device.finish()
     with clock.phase("train"), quiet():
+        all_batches = batches(n, task.batch)
+        sampled = set(np.linspace(0, len(all_batches) - 1, SAMPLED_STEPS + 2, dtype=int)[1:-1])
         for epoch in range(task.local_epochs):
             key = (task.seed, task.round, task.partition, epoch)
             program.begin_epoch(data, random.order(*key, n), task.batch, random.dropout_key(*key))
@@ -91,12 +91,12 @@ def train(
                 )
     with clock.phase("download"):
         result = program.download()
-    if not np.isfinite(result).all():
-        raise TrainingError(
-            f"{task.partition}: parameters are no longer finite after round {task.round}: "
-            f"lower train.lr (now {task.hyper.lr:g})"
-        )
-    return Outcome(result, metrics, n)
+        if not np.isfinite(result).all():
+            raise TrainingError(
+                f"{task.partition}: parameters are no longer finite after round {task.round}: "
+                f"lower train.lr (now {task.hyper.lr:g})"
+            )
+        return Outcome(result, metrics, n)
 
 
 def evaluate(program: Program, data: DeviceData, batch: int) -> Metrics:

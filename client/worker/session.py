@@ -102,8 +102,9 @@ class Session:
         ``recorded`` repeats a placement. A device that fails is refused and the round is done
         again on the next one: nothing but time is lost, and the record says so.
         """
-        node = self._node(task.partition, path, clock)
-        asked = _Round(node, params, task, recorded, clock, NodeRecord(task.partition))
+        with clock.phase("data"):
+            node = self._node(task.partition, path)
+            asked = _Round(node, params, task, recorded, clock, NodeRecord(task.partition))
         while True:
             info, reason = self._place(asked)
             try:
@@ -113,16 +114,18 @@ class Session:
                 if recorded is not None:
                     raise
                 self._drop(node, info, e)
-        node.chosen, node.reason = info.key, reason
-        asked.record.reason = reason
-        return outcome, self._report(asked.record, outcome.metrics)
+        with clock.phase("encode"):
+            node.chosen, node.reason = info.key, reason
+            asked.record.reason = reason
+            return outcome, self._report(asked.record, outcome.metrics)
 
     def evaluate(
         self, partition: str, path: Path | None, params: Float32Array, clock: RoundClock
     ) -> tuple[Metrics, NodeRecord]:
         """Loss and accuracy of ``params`` on the node's own held-out examples."""
-        record = NodeRecord(partition)
-        node = self._node(partition, path, clock)
+        with clock.phase("data"):
+            record = NodeRecord(partition)
+            node = self._node(partition, path)
         while True:
             with clock.phase("plan"):
                 usable = self.devices.usable()
@@ -133,7 +136,8 @@ class Session:
                 break
             except DeviceError as e:
                 self._drop(node, info, e)
-        return metrics, self._report(record, metrics)
+        with clock.phase("encode"):
+            return metrics, self._report(record, metrics)
 
     def close(self) -> None:
         """Give devices and data back."""
@@ -145,13 +149,12 @@ class Session:
 
     # -- the steps of a round ----------------------------------------------------------------
 
-    def _node(self, partition: str, path: Path | None, clock: RoundClock) -> Node:
-        with clock.phase("data"):
-            node = self._nodes.get(partition)
-            if node is None:
-                data = self.shares.of_file(partition, path) if path else self.shares.of(partition)
-                node = self._nodes[partition] = Node(data)
-            return node
+    def _node(self, partition: str, path: Path | None) -> Node:
+        node = self._nodes.get(partition)
+        if node is None:
+            data = self.shares.of_file(partition, path) if path else self.shares.of(partition)
+            node = self._nodes[partition] = Node(data)
+        return node
 
     def _place(self, asked: _Round) -> tuple[DeviceInfo, str]:
         """The device to train on, and why: known already, the only one there is, or measured."""
@@ -232,20 +235,23 @@ class Session:
     def _train_on(self, info: DeviceInfo, asked: _Round, stop: Callable[[], bool]) -> Outcome:
         task, clock, record = asked.task, asked.clock, asked.record
         device, program, data = self._ready(info, asked.node, task.batch, clock)
-        record.device = asdict(info)
-        record.placement = Placement(
-            info.backend, info.key, info.compute_units, program.usage.variants
-        )
-        if asked.recorded not in (None, record.placement):
-            raise MismatchError(
-                f"the recorded placement cannot be repeated here: recorded {asked.recorded}, "
-                f"here {record.placement}"
+        with clock.phase("plan"):
+            record.device = asdict(info)
+            record.placement = Placement(
+                info.backend, info.key, info.compute_units, program.usage.variants
             )
-        record.launches = program.usage.launches
-        record.peak_nbytes = program.usage.params_nbytes + program.usage.arena_nbytes + data.nbytes
-        before = replace(device.traffic)
+            if asked.recorded not in (None, record.placement):
+                raise MismatchError(
+                    f"the recorded placement cannot be repeated here: recorded {asked.recorded}, "
+                    f"here {record.placement}"
+                )
+            usage = program.usage
+            record.launches = usage.launches
+            record.peak_nbytes = usage.params_nbytes + usage.arena_nbytes + data.nbytes
+            before = replace(device.traffic)
         outcome = trainer.train(device, program, data, asked.params, task, clock, stop)
-        record.set_traffic(device.traffic.since(before))
+        with clock.phase("encode"):
+            record.set_traffic(device.traffic.since(before))
         return outcome
 
     def _evaluate_on(
@@ -258,14 +264,16 @@ class Session:
     ) -> Metrics:
         batch = self.experiment.train.batch
         device, program, data = self._ready(info, node, batch, clock, held_out=True)
-        record.device = asdict(info)
-        before = replace(device.traffic)
+        with clock.phase("plan"):
+            record.device = asdict(info)
+            before = replace(device.traffic)
         with clock.phase("upload"):
             program.upload(params)
             device.finish()
         with clock.phase("evaluate"):
             metrics = trainer.evaluate(program, data, batch)
-        record.set_traffic(device.traffic.since(before))
+        with clock.phase("encode"):
+            record.set_traffic(device.traffic.since(before))
         return metrics
 
     def _report(self, record: NodeRecord, metrics: Metrics) -> NodeRecord:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,7 +161,8 @@ def test_the_second_round_opens_builds_loads_and_plans_nothing(
     assert second.measured == {}
     assert second.events == []
     assert (second.placement, second.reason) == (first.placement, first.reason)
-    assert set(clock.phases) == {"data", "plan", "build", "upload", "train", "download"}
+    phases = {"data", "plan", "build", "upload", "train", "download", "encode"}
+    assert set(clock.phases) == phases
 
 
 def test_nodes_share_device_and_program_but_not_data(
@@ -404,7 +408,41 @@ def test_a_node_evaluates_on_examples_it_does_not_train_on(tmp_path: Path) -> No
     assert record.accuracy == metrics.correct / 6
     assert record.loss == pytest.approx(metrics.loss_sum / 6)
     assert record.device["backend"] == "numpy"
-    assert set(clock.phases) == {"data", "plan", "build", "upload", "evaluate"}
+    assert set(clock.phases) == {"data", "plan", "build", "upload", "evaluate", "encode"}
+
+
+# -- nothing works unattributed --------------------------------------------------------------
+
+
+class Witness(RoundClock):
+    """A clock that notes which functions are called while no phase is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: Counter[str] = Counter()
+
+    def see(self, frame: FrameType, event: str, argument: Any) -> None:
+        """To be given to sys.setprofile."""
+        if self._open is None and event in ("call", "c_call"):
+            ours = frame.f_globals["__name__"] in ("contextlib", "client.timing")
+            if not ours and argument is not sys.setprofile:
+                name = frame.f_code.co_qualname if event == "call" else argument.__qualname__
+                self.outside[name] += 1
+
+
+def test_a_warm_round_does_nothing_outside_its_phases(tmp_path: Path) -> None:
+    s = session(tmp_path, devices={"backend": "numpy"}, data={"node_holdout": 0.2})
+    params = a_round(s)[0].params
+    s.evaluate("node-0", None, params, RoundClock())
+    task, clock = replace(TASK, round=2), Witness()
+    sys.setprofile(clock.see)
+    try:
+        s.train(task, None, params, None, clock)
+        s.evaluate("node-0", None, params, clock)
+    finally:
+        sys.setprofile(None)
+    steps = {"Session._place", "Session._train_on", "Session._evaluate_on", "Session._ready"}
+    assert set(clock.outside) == {"Session.train", "train", "Session.evaluate", *steps}
 
 
 def test_evaluation_leaves_training_as_it_was(tmp_path: Path) -> None:
