@@ -99,8 +99,10 @@ def complaints(path: Path) -> Iterator[None]:
     """SQLite's errors as one line that names the file."""
     try:
         yield
+    except UnicodeDecodeError:  # the damage is in what SQLite's complaint would have quoted
+        raise StoreError(f"{path}: is damaged or no run: holds text that is none") from None
     except sqlite3.DatabaseError as e:
-        text = str(e)
+        text = " ".join(str(e).split())
         remedy = ": free some space, then resume the run" if "full" in text else ""
         damaged = type(e) is sqlite3.DatabaseError
         what = "is damaged or no run" if damaged else "cannot be read or written"

@@ -169,6 +169,21 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     assert "a newer pocketfed (schema 99" in _complaint(path)
 
 
+def test_damage_that_sqlite_cannot_say_in_one_line(tmp_path: Path) -> None:
+    """It quotes the table's text, with its lines, or with bytes that are no text."""
+    path = tmp_path / "run.db"
+    Store.create(path, RUN).close()
+    whole = path.read_bytes()
+    place = whole.index(b"CREATE TABLE node_rounds") + len(b"CREATE TABLE ")
+    for damage in (b"node_r,", b"node\xff,("):
+        content = bytearray(whole)
+        content[place : place + len(damage)] = damage
+        path.write_bytes(content)
+        message = _complaint(path)
+        assert "is damaged or no run" in message
+        assert "\n" not in message
+
+
 def test_a_damaged_page_is_found(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     with Store.create(path, RUN) as store:
