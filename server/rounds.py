@@ -235,8 +235,7 @@ class Rounds:
             if not replies:
                 time.sleep(POLL_S)
         for sent in waiting.values():
-            error = f"no reply within federation.round_deadline_s ({limit_s:g} s)"
-            rows[sent.partition] = _row(number, task, sent, "late", error)
+            rows[sent.partition] = _row(number, task, sent, "late", self._too_late())
             self._record(rows[sent.partition])
         if task == "train" and len(usable) < self.experiment.federation.quorum:
             raise self._too_few(number, len(usable), rows)
@@ -267,10 +266,11 @@ class Rounds:
         """What a reply amounts to."""
         arrived = _Arrived(payload_nbytes(reply), arrived_s)
         if reply.has_error():
-            late = reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
-            reason = wire.error_text(reply)
-            status: Literal["late", "failed"] = "late" if late else "failed"
-            return _row(number, task, sent, status, reason, arrived)
+            if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
+                # the task's time to live, which is the deadline too, may end a moment earlier
+                error = self._too_late() or wire.error_text(reply)
+                return _row(number, task, sent, "late", error, arrived)
+            return _row(number, task, sent, "failed", wire.error_text(reply), arrived)
         shapes = {p.name: p.shape for p in self.model.params}
         try:
             if sent.partition in self.foreign:
@@ -280,6 +280,12 @@ class Rounds:
         except RejectedError as e:
             return _row(number, task, sent, "rejected", str(e), arrived, e.record)
         return _row(number, task, sent, "ok", None, arrived, record)
+
+    def _too_late(self) -> str | None:
+        limit_s = self.experiment.federation.round_deadline_s
+        if limit_s is None:
+            return None
+        return f"no reply within federation.round_deadline_s ({limit_s:g} s)"
 
     def _record(self, row: NodeRound) -> None:
         """Store what a node did, and tell who watches."""

@@ -301,6 +301,15 @@ def test_a_node_that_never_answers_is_late(tmp_path: Path) -> None:
     assert late[0].dispatch_to_reply_s is None
 
 
+def test_a_message_that_expires_at_the_deadline_is_late_in_the_same_words(tmp_path: Path) -> None:
+    """A task lives as long as the deadline lasts; Flower may say so a moment before we do."""
+    out = tmp_path / "run"
+    with tiny_run(out, federation={"rounds": 1, "round_deadline_s": 30}) as run:
+        carry_out(run, None, grid=_Runtime("node-3", 3))
+    (late,) = (r for r in rows(out) if r.status == "late")
+    assert late.error == "no reply within federation.round_deadline_s (30 s)"
+
+
 def test_fewer_than_the_quorum_end_the_run_with_the_cause(tmp_path: Path) -> None:
     out = tmp_path / "run"
     bad = BAD["nan"][0]
