@@ -174,10 +174,11 @@ def test_damage_that_sqlite_cannot_say_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     Store.create(path, RUN).close()
     whole = path.read_bytes()
-    place = whole.index(b"CREATE TABLE node_rounds") + len(b"CREATE TABLE ")
-    for damage in (b"node_r,", b"node\xff,("):
-        content = bytearray(whole)
-        content[place : place + len(damage)] = damage
+    for found, damage in (
+        (b"'late'", b"'late_"),
+        (b"NOT NULL, versions", b"NO\xff NULL, versions"),
+    ):
+        content = whole.replace(found, damage)
         path.write_bytes(content)
         message = _complaint(path)
         assert "is damaged or no run" in message
