@@ -49,6 +49,33 @@ def test_without_a_platform_the_remedy_is_said(
         get("opencl").devices()
 
 
+class Broken:
+    """A platform whose driver does not answer."""
+
+    name = "Broken"
+
+    def get_devices(self) -> list[Any]:
+        import pyopencl as cl
+
+        raise cl.RuntimeError("clGetDeviceIDs failed: OUT_OF_HOST_MEMORY")
+
+
+def test_a_platform_that_fails_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first_device()
+    cl = pytest.importorskip("pyopencl")
+    infos, platforms = get("opencl").devices(), cl.get_platforms()
+    monkeypatch.setattr(cl, "get_platforms", lambda: [Broken(), *platforms])
+    for _ in range(2):
+        assert get("opencl").devices() == infos
+    said = "OpenCL platform Broken: clGetDeviceIDs failed: OUT_OF_HOST_MEMORY: install its driver"
+    assert [said in record.message for record in caplog.records] == [True]
+    monkeypatch.setattr(cl, "get_platforms", lambda: [Broken()])
+    with pytest.raises(DeviceError, match=said):
+        get("opencl").devices()
+
+
 def test_a_device_describes_itself() -> None:
     info = first_device()
     assert info.backend == "opencl"

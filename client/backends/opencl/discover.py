@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 
 from client.backends.base import DeviceInfo, numbered
 from client.errors import DeviceError
@@ -16,6 +18,8 @@ try:
 except ImportError as e:
     raise DeviceError(f"pyopencl cannot be imported ({e}): pip install pyopencl") from None
 
+log = logging.getLogger(__name__)
+
 NO_PLATFORM = (
     "no OpenCL platform found: install the GPU's driver; for this machine's processor, on Debian: "
     "apt install pocl-opencl-icd, elsewhere: pip install 'pocketfed[pocl]'"
@@ -23,20 +27,37 @@ NO_PLATFORM = (
 
 
 def find() -> list[tuple[DeviceInfo, cl.Device]]:
-    """All devices that can compile; DeviceError with the remedy where there is no platform."""
+    """All devices that can compile; DeviceError with the remedy where there is no platform.
+
+    A platform that fails (a driver that does not fit its kernel module) does not take the others
+    with it: that is said once, and is an error where no device is left.
+    """
     try:
         platforms = cl.get_platforms()
     except cl.Error as e:  # the loader's way to say that there are none
         raise DeviceError(NO_PLATFORM) from e
     if not platforms:
         raise DeviceError(NO_PLATFORM)
-    devices = [
-        device
-        for platform in platforms
-        for device in _devices(platform)
-        if device.available and device.compiler_available
-    ]
-    return list(zip(numbered(map(describe, devices)), devices, strict=True))
+    found: list[tuple[DeviceInfo, cl.Device]] = []
+    failures = []
+    for platform in platforms:
+        try:
+            devices = [d for d in _devices(platform) if d.available and d.compiler_available]
+            found += [(describe(device), device) for device in devices]
+        except cl.Error as e:
+            answer = " ".join(str(e).split())
+            failures.append(f"OpenCL platform {platform.name}: {answer}: install its driver anew")
+    if failures and not found:
+        raise DeviceError("; ".join(failures))
+    for failure in failures:
+        _say_once(failure)
+    infos = numbered(info for info, _ in found)
+    return [(info, device) for info, (_, device) in zip(infos, found, strict=True)]
+
+
+@cache
+def _say_once(failure: str) -> None:
+    log.warning("%s", failure)
 
 
 def _devices(platform: cl.Platform) -> list[cl.Device]:
@@ -45,7 +66,7 @@ def _devices(platform: cl.Platform) -> list[cl.Device]:
     except cl.LogicError as e:
         if e.code == cl.status_code.DEVICE_NOT_FOUND:
             return []
-        raise DeviceError(f"OpenCL platform {platform.name} lists no devices: {e}") from e
+        raise
     return found
 
 
