@@ -29,7 +29,7 @@ import yaml
 import kernels
 from client import __version__
 from client.config import Experiment
-from client.errors import StoreError
+from client.errors import ConfigError, StoreError
 from server.files import reason, write_durably
 
 PACKAGES = (
@@ -62,12 +62,12 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path | None, name: str) -> RunFolder:
-        """A new folder: ``out``, or ``runs/<name>-<time>``; StoreError if it holds anything."""
+        """A new folder: ``out``, or ``runs/<name>-<time>``; ConfigError if it holds anything."""
         try:
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)
                 if any(out.iterdir()):
-                    raise StoreError(
+                    raise ConfigError(
                         f"{out}: is not empty: choose another folder, "
                         "or go on with the run in it by --resume"
                     )

@@ -26,30 +26,29 @@ def view() -> Iterator[Observer]:
     """An observer that shows what it is told, for as long as the context lasts."""
     out = console.console()
     if not out.is_terminal:
-        lines = PlainLines()
-        with _interrupted(lines):
+        with _told(PlainLines()) as lines:
             yield lines
         return
     from rich.live import Live
 
-    with Live(console=out, refresh_per_second=8, transient=True) as screen:
-        shown = LiveView(screen)
-        token = on_phase.set(shown.phase_began)
-        try:
-            with _interrupted(shown):
-                yield shown
-        finally:
-            on_phase.reset(token)
+    with (
+        Live(console=out, refresh_per_second=8, transient=True) as screen,
+        _told(LiveView(screen)) as shown,
+    ):
+        yield shown
 
 
 @contextmanager
-def _interrupted(lines: PlainLines) -> Iterator[None]:
-    """After Ctrl-C it is said how to go on."""
+def _told(lines: PlainLines) -> Iterator[PlainLines]:
+    """Nodes of this process tell their phases; after Ctrl-C it is said how to go on."""
+    token = on_phase.set(lines.phase_began)
     try:
-        yield
+        yield lines
     except KeyboardInterrupt:
         lines.interrupted()
         raise
+    finally:
+        on_phase.reset(token)
 
 
 class PlainLines(Observer):
@@ -60,6 +59,7 @@ class PlainLines(Observer):
         self._rounds = 0
         self._folder: Path | None = None
         self._command = "simulate"
+        self._building_was_said = False
 
     def run_started(
         self, folder: Path, name: str, rounds: int, partitions: list[str], first_round: int
@@ -67,6 +67,12 @@ class PlainLines(Observer):
         self._rounds, self._folder = rounds, folder
         resumed = f", from round {first_round}" if first_round > 1 else ""
         self._line(f"{name}: {rounds} rounds, {len(partitions)} nodes{resumed}; {folder}")
+
+    def phase_began(self, name: str) -> None:
+        """Told by a node's clock, in this process."""
+        if name == "build" and not self._building_was_said:
+            self._building_was_said = True
+            self._line("preparing devices: kernels are built and checked once for each model")
 
     def serving(self, address: str) -> None:
         self._command = "serve"

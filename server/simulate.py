@@ -20,7 +20,7 @@ from client.app import app, session_of
 from client.config import Experiment
 from client.errors import ConfigError, StoreError
 from client.model import build_model
-from client.worker.session import NodeSession
+from client.worker.session import NodeSession, Session
 from server.engine.inline import InlineGrid
 from server.engine.ray import START_LIMIT_S, require_ray, simulation
 from server.folder import RunFolder, versions
@@ -61,6 +61,8 @@ def start(
     _check(engine, isolate)
     with _session(experiment, base, isolate) as session:
         strategy = strategy_of(experiment, len(session.shares.names))
+        if isinstance(session, Session):
+            session.devices.usable()  # complains before a folder is made
         with new_run(experiment, base, out, initial) as run:
             return _carry_out(run, strategy, session, observer, engine)
 

@@ -17,14 +17,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from client.errors import DeviceError
 from client.model.graph import Float32Array, Segment
+from client.model.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,13 @@ class Traffic:
         return Traffic(
             **{k: getattr(self, k) - getattr(before, k) for k in self.__dataclass_fields__}
         )
+
+
+def require_layers(segment: Segment, known: Collection[type[Layer]], backend: str) -> None:
+    """DeviceError where the segment has a layer that a backend does not know."""
+    for op in segment.ops:
+        if type(op.layer) not in known:
+            raise DeviceError(f"the backend {backend} cannot train the layer {op.layer.kind}")
 
 
 class DeviceData(ABC):

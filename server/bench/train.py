@@ -264,7 +264,8 @@ def render(rows: Sequence[Row]) -> Table:
     devices = dict.fromkeys((r.backend, r.device) for r in rows)
     backends = [backend for backend, _ in devices]
     columns = ["model", "batch", "device", "ms a step", "quartiles", "PyTorch ms", "ratio"]
-    columns += ["transfer", "ms", "movement", "ms", "launches", "GFLOPS", "peak"]
+    columns += ["transfer", "transfer ms", "movement", "movement ms"]
+    columns += ["launches", "GFLOPS", "peak"]
     cells = [
         [
             r.model,

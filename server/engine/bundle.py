@@ -17,7 +17,7 @@ from flwr.supercore.fab import Fab
 
 from client import __version__
 from client.config import Experiment
-from client.errors import StoreError
+from client.errors import ConfigError, StoreError
 from server.files import reason
 
 
@@ -60,11 +60,11 @@ def build_bundle(experiment: Experiment, base: Path) -> Fab:
 
 
 def write_bundle(experiment: Experiment, base: Path, out: Path) -> None:
-    """Write the files into a folder that ``flwr run`` takes; StoreError if it is not empty."""
+    """Write the files into a folder that ``flwr run`` takes; ConfigError if it is not empty."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            raise StoreError(f"{out}: is not empty: choose another folder")
+            raise ConfigError(f"{out}: is not empty: choose another folder")
         for name, content in bundle_files(experiment, base).items():
             (out / name).write_bytes(content)
     except OSError as e:

@@ -169,7 +169,7 @@ def test_what_is_wrong_is_said_before_a_folder_is_made(
 def test_a_folder_that_holds_something_is_refused(base: Path) -> None:
     (base / "run").mkdir()
     (base / "run" / "mine.txt").write_text("keep")
-    with pytest.raises(StoreError, match="is not empty"):
+    with pytest.raises(ConfigError, match="is not empty"):
         simulate.start(experiment(), base, base / "run")
     assert [p.name for p in (base / "run").iterdir()] == ["mine.txt"]
 

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import DeviceData, Hyper, Metrics, Program, Traffic, Usage
+from client.backends.base import (
+    DeviceData,
+    Hyper,
+    Metrics,
+    Program,
+    Traffic,
+    Usage,
+    require_layers,
+)
 from client.backends.numpy.data import NumpyData
-from client.backends.numpy.ops import Array, Run, Sgd, softmax_cross_entropy
+from client.backends.numpy.ops import FUNCTIONS, Array, Run, Sgd, softmax_cross_entropy
 from client.backends.numpy.plan import Memory, Plan
 from client.model.graph import Segment
 
@@ -23,6 +31,7 @@ class NumpyProgram(Program):
     def __init__(
         self, segment: Segment, capacity: int, dtype: np.dtype[Any], traffic: Traffic
     ) -> None:
+        require_layers(segment, FUNCTIONS, "numpy")
         self.segment = segment
         self.capacity = capacity
         self.dtype = dtype

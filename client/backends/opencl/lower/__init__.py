@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from client.backends.base import require_layers
 from client.backends.opencl.lower import conv, linear, pointwise, pool
 from client.backends.opencl.lower.graph import Fusable, Node, build_graph
 from client.backends.opencl.lower.lowering import Lowering
@@ -15,6 +16,7 @@ from client.model.layers import (
     AvgPool2d,
     Conv2d,
     Dropout,
+    Flatten,
     GlobalAvgPool2d,
     Layer,
     Linear,
@@ -48,6 +50,7 @@ FAMILIES: dict[type[Layer], Family] = {
 
 def lower(segment: Segment, capacity: int, target: Target) -> Lowering:
     """Forward and backward of a segment as launches, in order."""
+    require_layers(segment, {*FAMILIES, Flatten}, "opencl")  # flatten needs no kernel
     graph = build_graph(segment, {layer: family.fusable for layer, family in FAMILIES.items()})
     low = Lowering(graph, capacity, target)
     for node in graph.nodes:
