@@ -1,6 +1,7 @@
 // General matrix product with a register tile in each work-item:
-//   C[m, n] = A·B, with an epilogue; C is row-major and m, n, k are run-time sizes.
-// linear forward          Y = X·Wᵀ + b       B_TRANS, BIAS, perhaps RELU
+//   C[m, n] = A·B, with an epilogue; C is row-major. Sizes come at run time, so that all layers of a
+// model share one program for each of:
+// linear forward          Y = X·Wᵀ + b       B_TRANS, BIAS; relu_last: max(·, 0) last
 // linear, input gradient  dX = dY·W          perhaps GATE or ACCUMULATE
 // linear, weight gradient dW = dYᵀ·X         A_TRANS, ROW_SUM: db = sum of dY over the batch
 //
@@ -25,9 +26,6 @@
 #ifndef BIAS
 #define BIAS 0 // 1: add bias[n] to every row (B_TRANS)
 #endif
-#ifndef RELU
-#define RELU 0 // 1: max(·, 0) last (B_TRANS)
-#endif
 #ifndef GATE
 #define GATE 0 // 1: zero C where gate (shaped as C, a ReLU's output) is not positive
 #endif
@@ -39,6 +37,9 @@
 #endif
 
 __kernel void gemm(IN(a), IN(b),
+#if B_TRANS
+                   const int relu_last,
+#endif
 #if BIAS
                    IN(bias),
 #endif
@@ -111,9 +112,7 @@ __kernel void gemm(IN(a), IN(b),
 #if BIAS
       value += bias[col0 + j];
 #endif
-#if RELU
-      value = value < 0 ? 0 : value;
-#endif
+      value = relu_last && value < 0 ? 0 : value;
       if (row0 + i < m)
         c[(row0 + i) * n + col0 + j] = value;
     }

@@ -1,4 +1,5 @@
-// Pooling in NCHW: maximum and mean over windows KH x KW moved by SH, SW. Shapes are constants.
+// Pooling in NCHW: maximum and mean over windows KH x KW moved by SH, SW, which are
+// constants; image sizes come at run time, so that equal windows share a program.
 // A work-item makes VW neighbours of one row of one plane (an image's channel).
 
 #ifndef PH
@@ -13,7 +14,7 @@
 #ifndef ACCUMULATE
 #define ACCUMULATE 0 // 1: add to dx what it holds (backward)
 #endif
-// Without defaults: H W of the input, OH OW of the output, KH KW SH SW of the windows.
+// Without defaults: KH KW SH SW of the windows. H W: the input's size, OH OW: the output's.
 
 // Windows that hold row r (padding counted): the first, and one after the last.
 #define FIRST_WINDOW(r) (max(0, (r) - KH + SH) / SH)
@@ -22,7 +23,8 @@
 
 // y = largest value of each window, places = where in the window it lies. Padding is never the
 // largest; of equal values the first wins; "not a number" wins over all, as in PyTorch.
-__kernel void max_forward(IN(x), OUT(y), OUT(places), const int planes) {
+__kernel void max_forward(IN(x), OUT(y), OUT(places), const int planes, const int H,
+                          const int W, const int OH, const int OW) {
   const int vectors = (OW + VW - 1) / VW;
   const int i = get_global_id(0) / vectors, j = get_global_id(0) % vectors * VW;
   const int plane = get_global_id(1);
@@ -53,7 +55,8 @@ __kernel void max_forward(IN(x), OUT(y), OUT(places), const int planes) {
 }
 
 // y = sum of each window / (KH·KW); padding counts as zeros.
-__kernel void mean_forward(IN(x), OUT(y), const int planes) {
+__kernel void mean_forward(IN(x), OUT(y), const int planes, const int H,
+                           const int W, const int OH, const int OW) {
   const int vectors = (OW + VW - 1) / VW;
   const int i = get_global_id(0) / vectors, j = get_global_id(0) % vectors * VW;
   const int plane = get_global_id(1);
@@ -81,8 +84,8 @@ __kernel void mean_forward(IN(x), OUT(y), const int planes) {
 
 // Gradient of a row's columns from the windows that hold them. With places: from those windows
 // whose largest value lay there; else from all. Zero in the windows' gaps.
-inline floatv gather_windows(__global const float *dy, __global const float *places,
-                             const int row, const int column) {
+inline floatv gather_windows(__global const float *dy, __global const float *places, const int row,
+                             const int column, const int OH, const int OW) {
   floatv sum = (floatv)0;
   for (int i = FIRST_WINDOW(row + PH); i < AFTER_WINDOW(row + PH); i++)
     for (int across = 0; across < WINDOWS_ACROSS; across++) {
@@ -119,7 +122,8 @@ __kernel void max_backward(IN(dy), IN(places),
 #if GATE
                            IN(x),
 #endif
-                           OUT(dx), const int planes) {
+                           OUT(dx), const int planes, const int H, const int W, const int OH,
+                           const int OW) {
   const int vectors = (W + VW - 1) / VW;
   const int row = get_global_id(0) / vectors, column = get_global_id(0) % vectors * VW;
   const int plane = get_global_id(1);
@@ -135,7 +139,7 @@ __kernel void max_backward(IN(dy), IN(places),
 #endif
   const int at = (plane * H + row) * W + column;
   const floatv value =
-      gather_windows(dy + plane * (OH * OW), places + plane * (OH * OW), row, column);
+      gather_windows(dy + plane * (OH * OW), places + plane * (OH * OW), row, column, OH, OW);
   store_gradient(value, x + at, dx + at, W - column);
 }
 
@@ -144,7 +148,8 @@ __kernel void mean_backward(IN(dy),
 #if GATE
                             IN(x),
 #endif
-                            OUT(dx), const int planes) {
+                            OUT(dx), const int planes, const int H, const int W, const int OH,
+                            const int OW) {
   const int vectors = (W + VW - 1) / VW;
   const int row = get_global_id(0) / vectors, column = get_global_id(0) % vectors * VW;
   const int plane = get_global_id(1);
@@ -158,6 +163,6 @@ __kernel void mean_backward(IN(dy),
   __global const float *x = dx;
 #endif
   const int at = (plane * H + row) * W + column;
-  const floatv sum = gather_windows(dy + plane * (OH * OW), 0, row, column);
+  const floatv sum = gather_windows(dy + plane * (OH * OW), 0, row, column, OH, OW);
   store_gradient(sum / (floatv)(KH * KW), x + at, dx + at, W - column);
 }

@@ -13,10 +13,20 @@ import pytest
 from client.backends.base import Hyper
 from client.errors import DeviceError
 from tests.backend.harness import Subject, examples, network
-from tests.backend.opencl_devices import open_device
+from tests.backend.opencl_devices import first_device, open_device
 
 LOGGER = "client.backends.opencl.program_cache"
 MODEL = network([7], {"type": "linear", "out_features": 5}, "relu")
+
+
+KEEPS = "client.backends.opencl.device.keeps_its_own"
+
+
+@pytest.fixture(autouse=True)
+def driver_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PoCL, like any driver that keeps no programs of its own."""
+    first_device()
+    monkeypatch.setattr(KEEPS, lambda device: False)
 
 
 @pytest.fixture
@@ -91,6 +101,14 @@ def test_an_unusable_folder_is_said_once(
     assert len(said) == 1
     assert said[0].levelno == logging.WARNING
     assert str(tmp_path / "file") in said[0].message
+
+
+def test_a_driver_that_keeps_programs_is_left_to_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KEEPS, lambda device: True)
+    train()
+    assert not folder.exists()
 
 
 def test_other_options_are_other_programs(folder: Path) -> None:

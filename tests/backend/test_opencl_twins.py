@@ -21,6 +21,7 @@ def test_equal_devices_are_opened_apart_and_share_programs(
     from client.backends.opencl.discover import cl
 
     monkeypatch.setenv("POCKETFED_CACHE", str(tmp_path))
+    monkeypatch.setattr("client.backends.opencl.device.keeps_its_own", lambda device: False)
     platforms = cl.get_platforms()
     monkeypatch.setattr(cl, "get_platforms", lambda: [*platforms, *platforms])
     infos = backend.devices()

@@ -26,6 +26,8 @@ def kernels(plan: SegmentPlan) -> list[str]:
     found = []
     for launch in (*plan.forward, *([plan.loss] if plan.loss else []), *plan.backward):
         joined = [k.lower() for k in ("RELU", "GATE", "ACCUMULATE") if dict(launch.defines).get(k)]
+        if launch.kernel == "gemm" and dict(launch.defines).get("B_TRANS") and launch.args[2] == 1:
+            joined.append("relu")
         if launch.mode != "evaluation":
             found.append(" ".join([launch.kernel, *joined]))
     return found

@@ -14,7 +14,7 @@ from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.data import OpenCLData
 from client.backends.opencl.plan import plan_segment
 from client.backends.opencl.program import OpenCLProgram
-from client.backends.opencl.program_cache import ProgramCache
+from client.backends.opencl.program_cache import ProgramCache, keeps_its_own
 from client.backends.opencl.sampling import Sample, Samples
 from client.backends.opencl.throttle import Throttle
 from client.backends.opencl.tiles import Target, target_of
@@ -47,7 +47,7 @@ class OpenCLDevice(Device):
             self.profiling_queue = cl.CommandQueue(self.context, properties=profiling)
             self.transfer_queue = cl.CommandQueue(self.context, properties=profiling)
         self.allocator = Allocator(self.context, info, limits or Limits.of(info))
-        folder = cache_dir() / "programs"
+        folder = None if keeps_its_own(device) else cache_dir() / "programs"
         self.programs = ProgramCache(self.context, device, info.description, folder)
         self.samples = Samples(self.traffic)
         self._throttle = Throttle()

@@ -28,14 +28,24 @@ HEADERS: Mapping[str, tuple[str, ...]] = {"dropout": ("common.h", "random.h")}
 _DIGEST_NBYTES = 16
 
 
+def keeps_its_own(device: cl.Device) -> bool:
+    """Whether the driver keeps what it compiled, so that a second copy would only cost time.
+
+    PoCL does; and asked for a binary, it compiles every kernel once more, for any work-group.
+    """
+    return bool(device.platform.name == "Portable Computing Language")
+
+
 class ProgramCache:
-    """Programs of one device. ``folder``: where binaries are kept.
+    """Programs of one device. ``folder``: where binaries are kept; None where the driver does.
 
     Nothing on disk stops a training: what is damaged or refused is built anew, a folder that
     cannot be used is said once.
     """
 
-    def __init__(self, context: cl.Context, device: cl.Device, key: str, folder: Path) -> None:
+    def __init__(
+        self, context: cl.Context, device: cl.Device, key: str, folder: Path | None
+    ) -> None:
         self._context, self._device, self._key, self._folder = context, device, key, folder
         self._programs: dict[tuple[str, str], cl.Program] = {}
         self._unsaved: dict[Path, cl.Program] = {}
@@ -57,21 +67,19 @@ class ProgramCache:
         Some drivers compile only then.
         """
         for path, program in self._unsaved.items():
+            if not self._folder_works:
+                break
             binary = program.binaries[0]
             digest = hashlib.blake2b(binary, digest_size=_DIGEST_NBYTES).digest()
-            if binary and self._folder_works:
-                try:
-                    write_atomically(path, digest + binary)
-                except OSError as e:
-                    self._say_once(f"{path.parent} cannot be written: {e}")
+            try:
+                write_atomically(path, digest + binary)
+            except OSError as e:
+                self._say_once(f"{path.parent} cannot be written: {e}")
         self._unsaved.clear()
 
     def _load_or_build(self, source: str, text: str, options: str) -> cl.Program:
-        name = hashlib.blake2b(digest_size=_DIGEST_NBYTES)
-        for part in (text, options, self._key):
-            name.update(part.encode() + b"\0")
-        path = self._folder / f"{name.hexdigest()}.bin"
-        binary = self._read(path)
+        path = self._path(text, options)
+        binary = self._read(path) if path is not None else None
         if binary is not None:
             try:
                 return _build(cl.Program(self._context, [self._device], [binary]), options)
@@ -84,8 +92,17 @@ class ProgramCache:
                 f"{self._device.name}: kernels/{source}.cl does not build "
                 f"with {options}: {_line(e)}"
             ) from e
-        self._unsaved[path] = program
+        if path is not None:
+            self._unsaved[path] = program
         return program
+
+    def _path(self, text: str, options: str) -> Path | None:
+        if self._folder is None:
+            return None
+        name = hashlib.blake2b(digest_size=_DIGEST_NBYTES)
+        for part in (text, options, self._key):
+            name.update(part.encode() + b"\0")
+        return self._folder / f"{name.hexdigest()}.bin"
 
     def _read(self, path: Path) -> bytes | None:
         if not self._folder_works:

@@ -7,12 +7,15 @@ from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.tiles import tile
 
+MANY = 1000
+"""Tiles are chosen as for large layers, so that all layers of a model share their programs."""
+
 
 def forward(node: Node, low: Lowering) -> None:
     """Y = X·Wᵀ + b, perhaps with a ReLU."""
     weight, *bias = node.op.params
     outputs, inputs = weight.shape
-    t = tile(low.capacity, outputs, low.target.accumulators, row_load=1.0)
+    t = tile(low.capacity, MANY, low.target.accumulators, row_load=1.0)
     low.launch(
         node,
         "gemm",
@@ -20,6 +23,7 @@ def forward(node: Node, low: Lowering) -> None:
         [
             low.value(node.inputs[0]),
             low.param(weight),
+            int(node.relu),
             *(low.param(b) for b in bias),
             low.value(node.output),
             Symbol.COUNT,
@@ -35,7 +39,6 @@ def forward(node: Node, low: Lowering) -> None:
             "B_TRANS": 1,
             "ROWS_FIRST": 1,
             "BIAS": len(bias),
-            "RELU": int(node.relu),
         },
         variant=f"dot {t}",
     )
@@ -48,7 +51,7 @@ def backward(node: Node, low: Lowering) -> None:
     vectors = -(-inputs // low.target.vector)
     local = (1, 1) if low.target.kind == "cpu" else (low.target.group, 1)
     dy = low.grad(node.output)
-    t = tile(outputs, vectors, low.target.accumulators, row_load=0.5)
+    t = tile(MANY, MANY, low.target.accumulators, row_load=0.5)
     low.launch(
         node,
         "gemm",
@@ -71,7 +74,7 @@ def backward(node: Node, low: Lowering) -> None:
     if node.inputs[0] not in low.graph.needs_grad:
         return
     dx, accumulate = low.add_to_grad(node.inputs[0])
-    u = tile(low.capacity, vectors, low.target.accumulators, row_load=1.0)
+    u = tile(low.capacity, MANY, low.target.accumulators, row_load=1.0)
     rows_first = low.target.kind == "cpu"
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),

@@ -67,12 +67,11 @@ def _launch(
         node,
         "pool",
         kernel,
-        [*args, PerCount(channels)],
+        [*args, PerCount(channels), h, w, oh, ow],
         lambda count: (rows * vectors, count * channels),
         (1, low.target.group) if low.target.kind == "cpu" else (8, low.target.group // 8),
         backward=backward,
         defines={
-            "H": h, "W": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw,
-            "PH": ph, "PW": pw, **defines,
+            "KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, **defines,
         },
     )  # fmt: skip
