@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +73,39 @@ def test_streamed_equals_resident(
     assert found[0] == losses
     np.testing.assert_array_equal(found[1], params)
     assert device.traffic.upload_nbytes - before >= 2 * x.nbytes, "each epoch is uploaded"
+    device.close()
+
+
+def test_a_slow_upload_is_waited_for(
+    model: Model,
+    expected: tuple[str, list[float], np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the device: each upload is held back until after its gather was enqueued."""
+    cl = pytest.importorskip("pyopencl")
+    dtype, losses, params = expected
+    x, y = examples(model, EXAMPLES, dtype)
+    device = open_device()
+    subject = Subject(device, model, BATCH, x, y)
+    subject.data.release()
+    limits = type(device.allocator.limits)
+    device.allocator.limits = limits(x.nbytes // 2, device.info.global_mem_nbytes, 4096)
+    subject.data = device.load(x, y)
+    copy = cl.enqueue_copy
+
+    def slow(queue: Any, *args: Any, wait_for: Any = (), **kwargs: Any) -> Any:
+        if queue != device.transfer_queue:
+            return copy(queue, *args, wait_for=wait_for, **kwargs)
+        held = cl.UserEvent(device.context)
+        event = copy(queue, *args, wait_for=[*wait_for, held], **kwargs)
+        complete = cl.command_execution_status.COMPLETE
+        threading.Timer(0.05, held.set_status, [complete]).start()
+        return event
+
+    monkeypatch.setattr(cl, "enqueue_copy", slow)
+    found = train(subject)
+    assert found[0] == losses
+    np.testing.assert_array_equal(found[1], params)
     device.close()
 
 
@@ -145,6 +180,15 @@ def test_a_buffer_over_the_largest_allocation_is_refused() -> None:
     device.close()
 
 
+def test_what_kernels_cannot_number_is_refused() -> None:
+    """On a device with more memory than 32 bits number."""
+    many = 1 << 50
+    device = open_device(max_alloc_nbytes=many, global_mem_nbytes=many)
+    with pytest.raises(DeviceError, match=r"kernels reach .* largest batch that fits is \d+"):
+        device.compile(load_model(Path("lenet5")).whole, 10_000_000)
+    device.close()
+
+
 def test_everything_is_given_back(model: Model) -> None:
     device = open_device()
     before = device.allocator.free_nbytes
@@ -188,6 +232,23 @@ def test_no_bytes_move_in_a_step(model: Model) -> None:
     params_nbytes = 4 * model.num_params
     assert moved.upload_nbytes == 4 * EXAMPLES + 8 + params_nbytes
     assert moved.download_nbytes == params_nbytes
+    device.close()
+
+
+def test_a_timed_step_may_end_without_an_update(
+    model: Model, expected: tuple[str, list[float], np.ndarray]
+) -> None:
+    """As in an evaluation; it counts for nothing and disturbs nothing."""
+    dtype, losses, params = expected
+    device = open_device()
+    subject = Subject(device, model, BATCH, *examples(model, EXAMPLES, dtype))
+    subject.program.sample_next_step()
+    subject.program.gather(0, BATCH)
+    subject.program.forward(BATCH)
+    found = train(subject)
+    assert found[0] == losses
+    np.testing.assert_array_equal(found[1], params)
+    assert device.traffic.sampled_steps == 0
     device.close()
 
 

@@ -46,13 +46,17 @@ class OpenCLData(DeviceData):
         )
         self.x: cl.Buffer | None = None
         self.rows: NDArray[Any] | None = None  # (n, elements of an example), where streamed
-        self.y = device.allocator.make(y.nbytes, "labels")
-        device.upload(self.y, np.ascontiguousarray(y, np.int32), wait=True)
-        if self.resident:
-            self.x = device.allocator.make(x.nbytes + SLACK_NBYTES, "the data set")
-            device.upload(self.x, np.ascontiguousarray(x), wait=True)
-        else:
-            self.rows = np.ascontiguousarray(x).reshape(len(x), -1)
+        self.y: cl.Buffer | None = device.allocator.make(y.nbytes, "labels")
+        try:
+            device.upload(self.y, np.ascontiguousarray(y, np.int32), wait=True)
+            if self.resident:
+                self.x = device.allocator.make(x.nbytes + SLACK_NBYTES, "the data set")
+                device.upload(self.x, np.ascontiguousarray(x), wait=True)
+            else:
+                self.rows = np.ascontiguousarray(x).reshape(len(x), -1)
+        except BaseException:
+            self._free()
+            raise
 
     def check(self, model: Model) -> None:
         """DataError where the examples do not fit the model."""
@@ -63,11 +67,14 @@ class OpenCLData(DeviceData):
     def release(self) -> None:
         if self.y is None:
             return
+        self._free()
+        self._device.released(self)
+
+    def _free(self) -> None:
         for buffer in (self.x, self.y):
             if buffer is not None:
                 self._device.allocator.give_back(buffer)
         self.x = self.y = self.rows = None
-        self._device.released(self)
 
 
 class Feed(Protocol):

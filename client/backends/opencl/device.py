@@ -12,7 +12,7 @@ from client.backends.base import Device, DeviceData, DeviceInfo, Program, Traffi
 from client.backends.opencl.allocation import Allocator, Limits
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.data import OpenCLData
-from client.backends.opencl.plan import plan_segment
+from client.backends.opencl.plan import SegmentPlan, plan_segment
 from client.backends.opencl.program import OpenCLProgram
 from client.backends.opencl.program_cache import ProgramCache, keeps_its_own
 from client.backends.opencl.sampling import Sample, Samples
@@ -21,6 +21,9 @@ from client.backends.opencl.tiles import Target, target_of
 from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment
+
+MOST_NBYTES = 4 * (2**31 - 1)
+"""Kernels number the elements of a buffer of activations or parameters in 32 bits."""
 
 
 class OpenCLDevice(Device):
@@ -65,7 +68,7 @@ class OpenCLDevice(Device):
         if capacity < 1:
             raise ValueError(f"capacity {capacity}, must be at least 1")
         plan = plan_segment(segment, capacity, self.target)
-        refusal = self.allocator.refusal(list(plan.nbytes.values()))
+        refusal = self._refusal(plan)
         if refusal:
             raise DeviceError(
                 f"{self.info.name}: model '{segment.model.name}' with batches of {capacity}: "
@@ -75,13 +78,19 @@ class OpenCLDevice(Device):
         self._held.append(program)
         return program
 
+    def _refusal(self, plan: SegmentPlan) -> str:
+        """Why a plan does not fit; empty if it does."""
+        sizes = list(plan.nbytes.values())
+        if max(sizes) > MOST_NBYTES:
+            return f"needs a buffer of {max(sizes):,} bytes, kernels reach {MOST_NBYTES:,}"
+        return self.allocator.refusal(sizes)
+
     def _largest_batch(self, segment: Segment, too_many: int) -> str:
         """What to do: the largest batch that fits, by bisection."""
         fits = 0
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            sizes = list(plan_segment(segment, middle, self.target).nbytes.values())
-            if self.allocator.refusal(sizes):
+            if self._refusal(plan_segment(segment, middle, self.target)):
                 too_many = middle
             else:
                 fits = middle

@@ -123,6 +123,8 @@ class OpenCLProgram(Program):
         if not len(order) or order.min() < 0 or order.max() >= data.num_examples:
             raise ValueError(f"an order must number examples of the {data.num_examples} loaded")
         data.check(self.segment.model)
+        if self._sample is not None:  # a step without an update: not a training step
+            self._leave_profiling_queue()
         order = np.array(order, np.int32)
         self._set_data(data, order, batch)
         key = np.array([dropout_key & 0xFFFFFFFF, dropout_key >> 32], np.uint32)
@@ -237,20 +239,24 @@ class OpenCLProgram(Program):
 
     def update(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
-            for prepared in self._update:
-                values = (
-                    np.float32(hyper.lr),
-                    np.float32(hyper.momentum),
-                    np.int32(hyper.nesterov),
-                    np.float32(hyper.weight_decay),
-                    np.float32(hyper.proximal_mu),
-                )
-                for i, value in enumerate(values, prepared.num_args):
-                    prepared.kernel.set_arg(i, value)
-            self._hyper = hyper
+            self._set_hyper(hyper)
         self._run(self._update)
         if self._sample is not None:
             self._end_sample()
+
+    def _set_hyper(self, hyper: Hyper) -> None:
+        values = (
+            np.float32(hyper.lr),
+            np.float32(hyper.momentum),
+            np.int32(hyper.nesterov),
+            np.float32(hyper.weight_decay),
+            np.float32(hyper.proximal_mu),
+        )
+        with errors_as_ours(self._device.info.name, "preparing the update"):
+            for prepared in self._update:
+                for i, value in enumerate(values, prepared.num_args):
+                    prepared.kernel.set_arg(i, value)
+        self._hyper = hyper
 
     def _run(
         self, launches: list[Prepared], wait_for: list[cl.Event] | None = None
