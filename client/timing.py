@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -38,31 +38,49 @@ class Timing:
         return self.wall_s - sum(self.phases.values())
 
 
-@dataclass
-class RoundClock:
-    """Measures one round. Phases may come several times (they add up) but never nest."""
+class _Phase(AbstractContextManager[None]):
+    """One interval on a round's clock. It begins with its first instruction and ends with its
+    last, so that short rounds do not lose a share of their time between phases."""
 
-    start_s: float = field(default_factory=time.perf_counter)
-    phases: dict[str, float] = field(default_factory=dict)
-    _open: str | None = None
+    __slots__ = ("_began_s", "_clock", "_name")
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time the enclosed work as part of phase ``name``."""
+    def __init__(self, clock: RoundClock, name: str) -> None:
+        self._began_s = time.perf_counter()
+        self._clock = clock
+        self._name = name
+
+    def __enter__(self) -> None:
+        clock, name = self._clock, self._name
         if name not in PHASES:
             raise ValueError(f"unknown phase {name!r}")
-        if self._open is not None:
-            raise RuntimeError(f"phase {name!r} inside phase {self._open!r}: phases are disjoint")
-        self._open = name
-        began = time.perf_counter()
+        if clock.open is not None:
+            raise RuntimeError(f"phase {name!r} inside phase {clock.open!r}: phases are disjoint")
+        clock.open = name
         listener = on_phase.get()
         if listener is not None:
             listener(name)
-        try:
-            yield
-        finally:
-            self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
-            self._open = None
+
+    def __exit__(self, *error: object) -> None:
+        phases, name = self._clock.phases, self._name
+        self._clock.open = None
+        before_s = phases.get(name, 0.0)
+        phases[name] = before_s + time.perf_counter() - self._began_s
+
+
+@dataclass
+class RoundClock:
+    """Measures one round. Phases may come several times (they add up) but never nest.
+
+    ``open``: the phase that is going on.
+    """
+
+    start_s: float = field(default_factory=time.perf_counter)
+    phases: dict[str, float] = field(default_factory=dict)
+    open: str | None = None
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time the enclosed work as part of phase ``name``."""
+        return _Phase(self, name)
 
     def absorb(self, call_s: float, there: Timing) -> None:
         """Add a call to another process, which took ``call_s`` here and measured itself there.
@@ -70,8 +88,8 @@ class RoundClock:
         Its phases become phases of this round, what it could not attribute stays unattributed,
         and the rest of the call is ``handover``. Durations alone are used, no points in time.
         """
-        if self._open is not None:
-            raise RuntimeError(f"a call inside phase {self._open!r}: phases are disjoint")
+        if self.open is not None:
+            raise RuntimeError(f"a call inside phase {self.open!r}: phases are disjoint")
         for name, seconds in (*there.phases.items(), ("handover", call_s - there.wall_s)):
             if name not in PHASES:
                 raise ValueError(f"unknown phase {name!r}")

@@ -423,8 +423,8 @@ class Witness(RoundClock):
 
     def see(self, frame: FrameType, event: str, argument: Any) -> None:
         """To be given to sys.setprofile."""
-        if self._open is None and event in ("call", "c_call"):
-            ours = frame.f_globals["__name__"] in ("contextlib", "client.timing")
+        if self.open is None and event in ("call", "c_call"):
+            ours = frame.f_globals["__name__"] == "client.timing"
             if not ours and argument is not sys.setprofile:
                 name = frame.f_code.co_qualname if event == "call" else argument.__qualname__
                 self.outside[name] += 1
