@@ -193,7 +193,10 @@ class Checkpoints:
             except StoreError as e:
                 complaints.append(str(e))
         if complaints:
-            raise StoreError(f"no checkpoint of the run can be used: {'; '.join(complaints)}")
+            raise StoreError(
+                f"no checkpoint of the run can be used: {'; '.join(complaints)}: repeat its "
+                f"recorded rounds in a new folder by --replay {self.folder.parent}"
+            )
         return None, complaints
 
     def prune(self, rounds: Iterable[RoundInfo]) -> None:

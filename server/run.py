@@ -80,12 +80,9 @@ class Run:
 
         quorum = self.experiment.federation.quorum
         roster = Roster(grid, note, self.experiment.federation.allow_foreign)
-        with self._failure_noted():
-            names = roster.wait(wanted, quorum, wait_s, observer.waiting)
-            if len(names) < wanted:
-                note(
-                    "nodes", f"begins with {len(names)} of {wanted} nodes after {wait_s:g} s", None
-                )
+        names = roster.wait(wanted, quorum, wait_s, observer.waiting)
+        if len(names) < wanted:
+            note("nodes", f"begins with {len(names)} of {wanted} nodes after {wait_s:g} s", None)
         return self.carry_out(
             strategy,
             grid,
@@ -147,14 +144,13 @@ class Run:
             refresh=refresh,
             foreign=foreign,
         )
-        with self._failure_noted():
-            arrays = rounds.run(self.state.arrays if self.state else self.initial, self.first_round)
+        arrays = rounds.run(self.state.arrays if self.state else self.initial, self.first_round)
         result = self._finish(arrays, time.monotonic() - began_s)
         observer.run_finished(result)
         return result
 
     @contextmanager
-    def _failure_noted(self) -> Iterator[None]:
+    def failure_noted(self) -> Iterator[None]:
         """What ends the run inside becomes its last event."""
         try:
             yield
@@ -217,7 +213,7 @@ def new_run(
             now(),
         )
         with Store.create(folder.db, info) as store:
-            yield Run(
+            run = Run(
                 folder=folder,
                 experiment=experiment,
                 base=base.resolve(),
@@ -227,6 +223,8 @@ def new_run(
                 choices=choices or Choices(),
                 notes=list(notes),
             )
+            with run.failure_noted():
+                yield run
 
 
 @contextmanager
@@ -243,7 +241,7 @@ def resumed_run(path: Path) -> Iterator[Run]:
         found = versions()
         notes += changed_versions(info.versions, found)
         with Store.append(folder.db, found, state.round if state else 0) as store:
-            yield Run(
+            run = Run(
                 folder=folder,
                 experiment=experiment,
                 base=Path(info.base),
@@ -254,6 +252,8 @@ def resumed_run(path: Path) -> Iterator[Run]:
                 choices=Choices(choices),
                 notes=notes,
             )
+            with run.failure_noted():
+                yield run
 
 
 def recorded_experiment(info: RunInfo, db: Path) -> Experiment:

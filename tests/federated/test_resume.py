@@ -172,6 +172,7 @@ def test_if_both_checkpoints_are_damaged_one_line_says_so(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "no checkpoint of the run can be used" in err
+    assert err.endswith("in a new folder by --replay cut\n")
 
 
 # -- choices ---------------------------------------------------------------------------------
@@ -278,3 +279,17 @@ def test_killed_at_moments_spread_over_the_run(work: Path) -> None:
     assert resumed[1:] == sorted(r for r in resumed if r is not None)
     if number == 0:
         assert len(resumed) == _KILLS + 1
+
+
+@pytest.mark.slow
+def test_ended_by_sigterm_as_by_ctrl_c(work: Path) -> None:
+    """What ends services and containers: noted in the record, and told."""
+    path = write_experiment(work, federation={"rounds": _ROUNDS})
+    with start(path, "--out", "ended") as process:
+        process.terminate()
+        rest, _ = process.communicate()
+    assert process.returncode == 130
+    assert rest.splitlines()[-1] == "pocketfed: interrupted"
+    with Store.read(work / "ended" / "run.db") as store:
+        assert [e.kind for e in store.events()][-1] == "interrupted"
+    assert run(["simulate", "--resume", "ended"]) == 0
