@@ -252,7 +252,7 @@ class Program(ABC):
 
     @abstractmethod
     def take_output(self, count: int) -> Float32Array:
-        """Rows of the segment's output, (count, *shape); logits for the last segment."""
+        """Rows of the segment's output, (count, *shape), a copy; logits for the last segment."""
 
     @abstractmethod
     def put_output_grad(self, dy: Float32Array) -> None:
@@ -260,7 +260,7 @@ class Program(ABC):
 
     @abstractmethod
     def take_input_grad(self, count: int) -> Float32Array:
-        """Gradient of the segment's input after ``backward``; not for a first segment."""
+        """Gradient (a copy) of the segment's input after ``backward``; not of a first segment."""
 
     @abstractmethod
     def read_grads(self) -> Float32Array:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client import parity
 from client.backends.base import Device, Hyper, Metrics
 from client.errors import DataError
 from client.model import Model, Segment
@@ -59,6 +60,19 @@ def test_reruns_are_equal_bit_by_bit(subject: Subject) -> None:
         runs.append((losses, subject.program.download()))
     assert runs[0][0] == runs[1][0]
     np.testing.assert_array_equal(runs[0][1], runs[1][1])
+
+
+@pytest.mark.parametrize("count", [1, BATCH])
+def test_what_is_read_out_stays_as_it_was(subject: Subject, count: int) -> None:
+    subject.reset()
+    grads = subject.gradients(count)
+    logits = subject.program.take_output(count)
+    kept = logits.copy(), grads.copy()
+    subject.program.update(MOMENTUM)
+    subject.gradients(count, BATCH)
+    np.testing.assert_array_equal(logits, kept[0])
+    np.testing.assert_array_equal(grads, kept[1])
+    assert not np.array_equal(subject.program.take_output(count), logits)
 
 
 def test_nothing_is_read_that_was_not_written(subject: Subject) -> None:
@@ -386,3 +400,11 @@ def test_usage_is_told(subject: Subject) -> None:
     assert usage.params_nbytes >= 3 * 4 * subject.model.num_params
     assert usage.arena_nbytes > 0
     assert usage.launches >= len(subject.model.params)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+def test_the_parity_gate_lets_small_batches_pass(device: Device, capacity: int) -> None:
+    model = small_net()
+    program = device.compile(model.whole, capacity)
+    parity.compare(program, device, model)
+    program.release()

@@ -184,4 +184,5 @@ class NumpyProgram(Program):
 
 
 def _batch_first(x: Array) -> Array:
-    return np.ascontiguousarray(np.moveaxis(x, -1, 0))
+    """A copy, also of a single row, where a view would do: the next step overwrites ``x``."""
+    return np.moveaxis(x, -1, 0).copy()
