@@ -40,7 +40,8 @@ class Devices:
             self._found = self._discover()
         left = [info for info in self._found if info.key not in self._refused]
         if not left:
-            refused = [f"{k}: {why}" for k, why in {**self.excluded, **self._refused}.items()]
+            reasons = {**self.excluded, **self._refused}
+            refused = [f"{key.partition('|')[0]}: {why}" for key, why in reasons.items()]
             raise DeviceError(
                 f"no device is left to train on (devices.backend: {self.config.backend}): "
                 f"{'; '.join(refused) or 'none was found'}"

@@ -76,6 +76,14 @@ def test_a_platform_that_fails_leaves_the_others(
         get("opencl").devices()
 
 
+def test_a_platform_without_devices_has_its_remedy_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    cl = pytest.importorskip("pyopencl")
+    empty = SimpleNamespace(name="Empty", get_devices=list)
+    monkeypatch.setattr(cl, "get_platforms", lambda: [empty])
+    with pytest.raises(DeviceError, match=r"platform Empty has no device .*: install its driver"):
+        get("opencl").devices()
+
+
 def test_a_device_describes_itself() -> None:
     info = first_device()
     assert info.backend == "opencl"

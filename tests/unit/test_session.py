@@ -327,7 +327,8 @@ def test_if_all_are_refused_one_line_says_why(
     with pytest.raises(DeviceError) as e:
         a_round(session(tmp_path))
     text = str(e.value)
-    assert text.startswith("no device is left to train on (devices.backend: auto): ")
+    assert text.startswith("no device is left to train on (devices.backend: auto): alpha: alpha")
+    assert "; beta: " in text
     assert "computes wrong numbers" in text
     assert "does not build" in text
     assert "\n" not in text

@@ -27,7 +27,7 @@ NO_PLATFORM = (
 
 
 def find() -> list[tuple[DeviceInfo, cl.Device]]:
-    """All devices that can compile; DeviceError with the remedy where there is no platform.
+    """All devices that can compile; DeviceError with the remedy where there is none.
 
     A platform that fails (a driver that does not fit its kernel module) does not take the others
     with it: that is said once, and is an error where no device is left.
@@ -49,6 +49,12 @@ def find() -> list[tuple[DeviceInfo, cl.Device]]:
             failures.append(f"OpenCL platform {platform.name}: {answer}: install its driver anew")
     if failures and not found:
         raise DeviceError("; ".join(failures))
+    if not found:
+        names = ", ".join(platform.name for platform in platforms)
+        raise DeviceError(
+            f"the OpenCL platform {names} has no device that can compile: install its driver anew; "
+            "PoCL needs a folder that it can write, POCL_CACHE_DIR"
+        )
     for failure in failures:
         _say_once(failure)
     infos = numbered(info for info, _ in found)
