@@ -30,6 +30,7 @@ class Node:
     """What the session keeps of one node."""
 
     data: NodeData
+    batch: int  # the experiment's, or all examples where they are fewer
     chosen: str | None = None  # DeviceInfo.key
     reason: str = ""  # why it was chosen
     loaded: dict[tuple[str, bool], DeviceData] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class Session:
         """
         with clock.phase("data"):
             node = self._node(task.partition, path)
+            task = replace(task, batch=node.batch)
             asked = _Round(node, params, task, recorded, clock, NodeRecord(task.partition))
         while True:
             info, reason = self._place(asked)
@@ -153,7 +155,8 @@ class Session:
         node = self._nodes.get(partition)
         if node is None:
             data = self.shares.of_file(partition, path) if path else self.shares.of(partition)
-            node = self._nodes[partition] = Node(data)
+            batch = min(self.experiment.train.batch, len(data.train))
+            node = self._nodes[partition] = Node(data, batch)
         return node
 
     def _place(self, asked: _Round) -> tuple[DeviceInfo, str]:
@@ -191,7 +194,7 @@ class Session:
         candidates = []
         for info in self.devices.usable():
             try:
-                ready = self._ready(info, asked.node, asked.task.batch, asked.clock)
+                ready = self._ready(info, asked.node, asked.clock)
                 candidates.append(probe.Candidate(*ready))
             except DeviceError as e:
                 self._drop(asked.node, info, e)
@@ -215,11 +218,13 @@ class Session:
         return figures
 
     def _ready(
-        self, info: DeviceInfo, node: Node, batch: int, clock: RoundClock, held_out: bool = False
+        self, info: DeviceInfo, node: Node, clock: RoundClock, held_out: bool = False
     ) -> tuple[Device, Program, DeviceData]:
         """Device opened, program built and checked, the node's data on it."""
         with clock.phase("build"):
-            device, program = self.devices.ready(info, batch)
+            # nodes with fewer examples than a batch share programs of a few sizes
+            capacity = min(self.experiment.train.batch, 1 << (node.batch - 1).bit_length())
+            device, program = self.devices.ready(info, capacity)
         with clock.phase("data"):
             data = node.loaded.get((info.key, held_out))
             if data is None:
@@ -234,7 +239,7 @@ class Session:
 
     def _train_on(self, info: DeviceInfo, asked: _Round, stop: Callable[[], bool]) -> Outcome:
         task, clock, record = asked.task, asked.clock, asked.record
-        device, program, data = self._ready(info, asked.node, task.batch, clock)
+        device, program, data = self._ready(info, asked.node, clock)
         with clock.phase("plan"):
             record.device = asdict(info)
             record.placement = Placement(
@@ -262,8 +267,8 @@ class Session:
         clock: RoundClock,
         record: NodeRecord,
     ) -> Metrics:
-        batch = self.experiment.train.batch
-        device, program, data = self._ready(info, node, batch, clock, held_out=True)
+        # batches as in training, so that its program serves
+        device, program, data = self._ready(info, node, clock, held_out=True)
         with clock.phase("plan"):
             record.device = asdict(info)
             before = replace(device.traffic)
@@ -271,7 +276,7 @@ class Session:
             program.upload(params)
             device.finish()
         with clock.phase("evaluate"):
-            metrics = trainer.evaluate(program, data, batch)
+            metrics = trainer.evaluate(program, data, node.batch)
         with clock.phase("encode"):
             record.set_traffic(device.traffic.since(before))
         return metrics

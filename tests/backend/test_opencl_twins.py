@@ -27,7 +27,8 @@ def test_equal_devices_are_opened_apart_and_share_programs(
     infos = backend.devices()
     assert infos[: len(alone)] == alone
     first, second = infos[0], infos[len(alone)]
-    assert second.name == f"{first.name} #2"
+    equal = sum(info.description == first.description for info in alone)
+    assert second.name == f"{first.name} #{equal + 1}"
     assert second.key != first.key
 
     model = network([3], {"type": "linear", "out_features": 2})

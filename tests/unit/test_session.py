@@ -190,6 +190,19 @@ def test_the_record_counts_bytes_and_steps_of_this_round_alone(
     assert record.peak_nbytes > START.nbytes
 
 
+def test_a_batch_beyond_the_examples_takes_no_more_memory_than_they_need(tmp_path: Path) -> None:
+    over: dict[str, Any] = {"devices": {"backend": "numpy"}}
+    wide = session(tmp_path, **over, train={"lr": 0.1, "momentum": 0.9, "batch": 10**9})
+    n = len(wide.shares.of("node-0").train)
+    task = replace(TASK, batch=10**9)
+    outcome, record = wide.train(task, None, START, None, RoundClock())
+    assert outcome.num_examples == n
+    whole = session(tmp_path, **over, train={"lr": 0.1, "momentum": 0.9, "batch": n})
+    expected, _ = whole.train(replace(TASK, batch=n), None, START, None, RoundClock())
+    np.testing.assert_array_equal(outcome.params, expected.params)
+    assert record.peak_nbytes < 2**20
+
+
 def test_a_nodes_own_file_is_trained_on(tmp_path: Path) -> None:
     path = fakes.write_examples(tmp_path / "phone.npz", 21, seed=5)
     s = session(tmp_path, devices={"backend": "numpy"})
