@@ -80,6 +80,20 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
             module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         case layers.ReLU():
             module = nn.ReLU()
+        case layers.ReLU6():
+            module = nn.ReLU6()
+        case layers.LeakyReLU():
+            module = nn.LeakyReLU(layer.negative_slope)
+        case layers.GELU():
+            module = nn.GELU()
+        case layers.SiLU():
+            module = nn.SiLU()
+        case layers.Hardswish():
+            module = nn.Hardswish()
+        case layers.Sigmoid():
+            module = nn.Sigmoid()
+        case layers.Tanh():
+            module = nn.Tanh()
         case layers.Flatten():
             module = nn.Flatten()
         case layers.Dropout():

@@ -226,6 +226,56 @@ class ReLU(Layer):
 
 
 @dataclass(frozen=True)
+class ReLU6(Layer):
+    """min(max(x, 0), 6)."""
+
+    kind: ClassVar[str] = "relu6"
+
+
+@dataclass(frozen=True)
+class LeakyReLU(Layer):
+    """x where x > 0, else negative_slope·x."""
+
+    kind: ClassVar[str] = "leaky_relu"
+    negative_slope: float = 0.01
+
+
+@dataclass(frozen=True)
+class GELU(Layer):
+    """x·Φ(x), Φ the distribution function of the normal distribution: exact, by erf."""
+
+    kind: ClassVar[str] = "gelu"
+
+
+@dataclass(frozen=True)
+class SiLU(Layer):
+    """x / (1 + exp(-x))."""
+
+    kind: ClassVar[str] = "silu"
+
+
+@dataclass(frozen=True)
+class Hardswish(Layer):
+    """x·min(max(x + 3, 0), 6) / 6."""
+
+    kind: ClassVar[str] = "hardswish"
+
+
+@dataclass(frozen=True)
+class Sigmoid(Layer):
+    """1 / (1 + exp(-x))."""
+
+    kind: ClassVar[str] = "sigmoid"
+
+
+@dataclass(frozen=True)
+class Tanh(Layer):
+    """The hyperbolic tangent."""
+
+    kind: ClassVar[str] = "tanh"
+
+
+@dataclass(frozen=True)
 class Flatten(Layer):
     """(C, H, W) -> (C·H·W,): the same numbers, seen as one axis."""
 
@@ -266,6 +316,13 @@ LAYERS: dict[str, type[Layer]] = {
         AvgPool2d,
         GlobalAvgPool2d,
         ReLU,
+        ReLU6,
+        LeakyReLU,
+        GELU,
+        SiLU,
+        Hardswish,
+        Sigmoid,
+        Tanh,
         Flatten,
         Dropout,
     )

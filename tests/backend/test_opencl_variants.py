@@ -32,6 +32,9 @@ SHAPES = (
     "maxpool_gaps",
     "avgpool",
     "residual",
+    "activations_flat",
+    "activations_image",
+    "activations_residual",
     "bytes_channels",
 )
 """Cases with strides, dilation, padding, overlapping and gapping windows, several channels."""

@@ -37,7 +37,8 @@ POOL = st.fixed_dictionaries(
     }
 )
 RESIDUAL = st.just({"type": "residual", "body": ["relu", {"type": "dropout", "p": 0.5}]})
-IMAGE_LAYERS = st.one_of(CONV, POOL, RESIDUAL, st.just("relu"))
+ACTIVATION = st.sampled_from(["relu", "leaky_relu", "gelu", "hardswish"])
+IMAGE_LAYERS = st.one_of(CONV, POOL, RESIDUAL, ACTIVATION)
 
 
 @st.composite

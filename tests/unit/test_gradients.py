@@ -69,6 +69,13 @@ CASES: dict[str, tuple[list[int], Any]] = {
     ),
     "global_avgpool2d": ([3, 4, 5], "global_avgpool2d"),
     "relu": ([3, 4], "relu"),
+    "relu6": ([3, 4], "relu6"),
+    "leaky_relu": ([3, 4], {"type": "leaky_relu", "negative_slope": 0.3}),
+    "gelu": ([3, 4], "gelu"),
+    "silu": ([3, 4], "silu"),
+    "hardswish": ([3, 4], "hardswish"),
+    "sigmoid": ([3, 4], "sigmoid"),
+    "tanh": ([3, 4], "tanh"),
     "flatten": ([2, 3, 4], "flatten"),
     "dropout": ([2, 3, 4], {"type": "dropout", "p": 0.4}),
     "residual": (

@@ -8,6 +8,15 @@ from client.backends.numpy.ops.elementwise import Add, Dropout, Flatten, ReLU
 from client.backends.numpy.ops.function import Array, Function, Run, Tensors
 from client.backends.numpy.ops.linear import Linear
 from client.backends.numpy.ops.loss import softmax_cross_entropy
+from client.backends.numpy.ops.nonlinear import (
+    GELU,
+    Hardswish,
+    LeakyReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
 from client.backends.numpy.ops.optimizer import Sgd
 from client.backends.numpy.ops.pooling import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from client.model import layers
@@ -19,6 +28,13 @@ FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
     layers.AvgPool2d: AvgPool2d,
     layers.GlobalAvgPool2d: GlobalAvgPool2d,
     layers.ReLU: ReLU,
+    layers.ReLU6: ReLU6,
+    layers.LeakyReLU: LeakyReLU,
+    layers.GELU: GELU,
+    layers.SiLU: SiLU,
+    layers.Hardswish: Hardswish,
+    layers.Sigmoid: Sigmoid,
+    layers.Tanh: Tanh,
     layers.Flatten: Flatten,
     layers.Dropout: Dropout,
     layers.Add: Add,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from client.backends.base import require_layers
-from client.backends.opencl.lower import conv, linear, pointwise, pool
+from client.backends.opencl.lower import conv, linear, nonlinear, pointwise, pool
 from client.backends.opencl.lower.graph import Fusable, Node, build_graph
 from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.tiles import Target
@@ -45,6 +45,10 @@ FAMILIES: dict[type[Layer], Family] = {
     ReLU: Family(pointwise.relu_forward, pointwise.relu_backward, Fusable()),
     Dropout: Family(pointwise.dropout_forward, pointwise.dropout_backward, Fusable(gate=True)),
     Add: Family(pointwise.add_forward, pointwise.add_backward, Fusable(relu=True)),
+    **{
+        layer: Family(nonlinear.forward, nonlinear.backward, Fusable(gate=True))
+        for layer in nonlinear.LAYERS
+    },
 }
 
 
