@@ -2,6 +2,8 @@
 //   y[n,o,i,j]   = b[o] + sum over c,u,v of w[o,c,u,v] · x[n, c, i·SH - PT + u·DH, j·SW - PL + v·DW]
 //   dx           = its transpose in x
 //   dw[o,c,u,v]  = sum over n,i,j of dy[n,o,i,j] · x[n, c, i·SH - PT + u·DH, j·SW - PL + v·DW]
+// Channels fall into GROUPS, which have nothing to do with each other: o sees the c of its group.
+// A tile lies in one group; w has the channels of a group alone, [O, C / GROUPS, KH, KW].
 // Vectors go along the width. A row that lies in the padding is read from a row of zeros, and
 // columns that lie in the padding are masked, so that the inner loops have no branches. Widths come
 // as arguments once more, for the masks alone: a compiler that knows a mask tears loads apart.
@@ -52,9 +54,16 @@
 #ifndef ACCUMULATE
 #define ACCUMULATE 0 // 1: add to dx what it holds
 #endif
-// Without defaults: C H W of the input, O OH OW of the output, KH KW of the kernel.
+#ifndef GROUPS
+#define GROUPS 1 // groups of channels; as many as input channels: depthwise
+#endif
+// Without defaults: CG, OG channels of a group's input and output; H W of the input, OH OW of the
+// output, KH KW of the kernel.
 
+#define C (GROUPS * CG)
+#define O (GROUPS * OG)
 #define TAPS (KH * KW)
+#define BLOCKS(channels, tile) (((channels) + (tile) - 1) / (tile))
 #define ZERO_MARGIN 64 // zeros before column 0 of the row of zeros
 
 // Columns first, first + SW, ... of a row of the input; zero outside [0, width).
@@ -69,8 +78,10 @@ __kernel void conv_forward(IN(x), IN(w),
 #endif
                            OUT(y), __global const float *zeros, const int width, const int count) {
   const int tile_columns = (OW + VW - 1) / VW, tile_rows = (OH + TR - 1) / TR;
-  const int tile = get_global_id(0), o0 = get_global_id(1) * TC, image = get_global_id(2);
-  if (tile >= tile_columns * tile_rows || o0 >= O || image >= count)
+  const int tile = get_global_id(0), image = get_global_id(2);
+  const int group = get_global_id(1) / BLOCKS(OG, TC);
+  const int o0 = get_global_id(1) % BLOCKS(OG, TC) * TC; // in its group
+  if (tile >= tile_columns * tile_rows || group >= GROUPS || image >= count)
     return;
   OPEN_IN(x);
   OPEN_IN(w);
@@ -83,8 +94,8 @@ __kernel void conv_forward(IN(x), IN(w),
 #endif
 #pragma unroll
   for (int o = 0; o < TC; o++) {
-    const int channel = min(o0 + o, O - 1);
-    w_of[o] = w + channel * (C * TAPS);
+    const int channel = group * OG + min(o0 + o, OG - 1);
+    w_of[o] = w + channel * (CG * TAPS);
 #pragma unroll
     for (int r = 0; r < TR; r++)
 #if BIAS
@@ -93,13 +104,14 @@ __kernel void conv_forward(IN(x), IN(w),
       acc[o][r] = (floatv)0;
 #endif
   }
-  for (int c = 0; c < C; c++)
+  for (int c = 0; c < CG; c++)
     for (int u = 0; u < KH; u++) {
       __global const float *row[TR];
 #pragma unroll
       for (int r = 0; r < TR; r++) {
         const int i = (row0 + r) * SH - PT + u * DH;
-        row[r] = (i >= 0 && i < H) ? x + ((image * C + c) * H + i) * W : zeros + ZERO_MARGIN;
+        const int plane = image * C + group * CG + c;
+        row[r] = (i >= 0 && i < H) ? x + (plane * H + i) * W : zeros + ZERO_MARGIN;
       }
       const int tap = (c * KH + u) * KW;
 #pragma unroll
@@ -121,14 +133,14 @@ __kernel void conv_forward(IN(x), IN(w),
   for (int o = 0; o < TC; o++)
 #pragma unroll
     for (int r = 0; r < TR; r++)
-      if (o0 + o < O && row0 + r < OH) {
+      if (o0 + o < OG && row0 + r < OH) {
 #if RELU
         const floatv value = relu(acc[o][r]);
 #else
         const floatv value = acc[o][r];
 #endif
-        store_first(value, y + ((image * O + o0 + o) * OH + row0 + r) * OW + column0,
-                    OW - column0);
+        const int plane = image * O + group * OG + o0 + o;
+        store_first(value, y + (plane * OH + row0 + r) * OW + column0, OW - column0);
       }
 }
 #endif
@@ -148,8 +160,10 @@ __kernel void conv_dgrad(IN(dy), IN(w),
 #endif
                          OUT(dx), __global const float *zeros, const int width, const int count) {
   const int tile_columns = (W + VW - 1) / VW, tile_rows = (H + TR - 1) / TR;
-  const int tile = get_global_id(0), c0 = get_global_id(1) * TC, image = get_global_id(2);
-  if (tile >= tile_columns * tile_rows || c0 >= C || image >= count)
+  const int tile = get_global_id(0), image = get_global_id(2);
+  const int group = get_global_id(1) / BLOCKS(CG, TC);
+  const int c0 = get_global_id(1) % BLOCKS(CG, TC) * TC; // in its group
+  if (tile >= tile_columns * tile_rows || group >= GROUPS || image >= count)
     return;
   OPEN_IN(dy);
   OPEN_IN(w);
@@ -159,12 +173,12 @@ __kernel void conv_dgrad(IN(dy), IN(w),
   int w_at[TC];
 #pragma unroll
   for (int c = 0; c < TC; c++) {
-    w_at[c] = min(c0 + c, C - 1) * TAPS;
+    w_at[c] = min(c0 + c, CG - 1) * TAPS;
 #pragma unroll
     for (int r = 0; r < TR; r++)
       acc[c][r] = (floatv)0;
   }
-  for (int o = 0; o < O; o++)
+  for (int o = group * OG; o < (group + 1) * OG; o++)
     for (int u = 0; u < KH; u++) {
       __global const float *row[TR];
 #pragma unroll
@@ -173,7 +187,7 @@ __kernel void conv_dgrad(IN(dy), IN(w),
         const bool met = at >= 0 && at % SH == 0 && i < OH;
         row[r] = met ? dy + ((image * O + o) * OH + i) * OW : zeros + ZERO_MARGIN;
       }
-      __global const float *taps = w + (o * C * KH + u) * KW;
+      __global const float *taps = w + (o * CG * KH + u) * KW;
 #pragma unroll
       for (int v = 0; v < KW; v++) {
         floatv dyv[TR];
@@ -196,8 +210,9 @@ __kernel void conv_dgrad(IN(dy), IN(w),
   for (int c = 0; c < TC; c++)
 #pragma unroll
     for (int r = 0; r < TR; r++)
-      if (c0 + c < C && row0 + r < H) {
-        const int at = ((image * C + c0 + c) * H + row0 + r) * W + column0;
+      if (c0 + c < CG && row0 + r < H) {
+        const int plane = image * C + group * CG + c0 + c;
+        const int at = (plane * H + row0 + r) * W + column0;
         floatv value = acc[c][r];
 #if GATE
         value = relu_gate(LOADV(x + at), value);
@@ -211,29 +226,31 @@ __kernel void conv_dgrad(IN(dy), IN(w),
 #endif
 
 #if PASS == 2
-// Work-item (kernel row u and block of TC input channels; block of TO output channels; split).
+// Work-item (kernel row u and block of TC input channels; group and block of TO output channels;
+// split).
 // Split s sums images [s·SPLIT, (s+1)·SPLIT); its result, weights and then bias, goes to
-// partial + s · (O·C·KH·KW + BIAS·O), or to the gradients themselves where there is one split.
+// partial + s · (O·CG·KH·KW + BIAS·O), or to the gradients themselves where there is one split.
 __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int out_width,
                          const int count) {
   const int u = get_global_id(0) % KH, c0 = get_global_id(0) / KH * TC;
-  const int o0 = get_global_id(1) * TO, split = get_global_id(2);
+  const int group = get_global_id(1) / BLOCKS(OG, TO), split = get_global_id(2);
+  const int o0 = get_global_id(1) % BLOCKS(OG, TO) * TO; // in its group, as c0
   const int first = split * SPLIT;
-  if (c0 >= C || o0 >= O)
+  if (c0 >= CG || group >= GROUPS)
     return;
   OPEN_IN(x);
   OPEN_IN(dy);
   OPEN_OUT(partial);
-  partial += split * (O * C * TAPS + BIAS * O);
+  partial += split * (O * CG * TAPS + BIAS * O);
   const int stop = min(first + SPLIT, count);
   floatv acc[TO][TC][KW];
   int dy_plane[TO], x_plane[TC];
 #pragma unroll
   for (int c = 0; c < TC; c++)
-    x_plane[c] = min(c0 + c, C - 1) * (H * W);
+    x_plane[c] = (group * CG + min(c0 + c, CG - 1)) * (H * W);
 #pragma unroll
   for (int o = 0; o < TO; o++) {
-    dy_plane[o] = min(o0 + o, O - 1) * (OH * OW);
+    dy_plane[o] = (group * OG + min(o0 + o, OG - 1)) * (OH * OW);
 #pragma unroll
     for (int c = 0; c < TC; c++)
 #pragma unroll
@@ -271,11 +288,12 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
     for (int c = 0; c < TC; c++)
 #pragma unroll
       for (int v = 0; v < KW; v++)
-        if (o0 + o < O && c0 + c < C)
-          partial[(((o0 + o) * C + c0 + c) * KH + u) * KW + v] = sum_lanes(acc[o][c][v]);
+        if (o0 + o < OG && c0 + c < CG)
+          partial[(((group * OG + o0 + o) * CG + c0 + c) * KH + u) * KW + v] =
+              sum_lanes(acc[o][c][v]);
 #if BIAS
   if (get_global_id(0) == 0)
-    for (int o = o0; o < min(o0 + TO, O); o++) {
+    for (int o = group * OG + o0; o < group * OG + min(o0 + TO, OG); o++) {
       floatv sum = (floatv)0;
       for (int image = first; image < stop; image++) {
         __global const float *plane = dy + (image * O + o) * (OH * OW);
@@ -284,7 +302,7 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
           of_image += select((floatv)0, LOADV(plane + i), (intv)(LANES < (intv)(OH * OW - i)));
         sum += of_image;
       }
-      partial[O * C * TAPS + o] = sum_lanes(sum);
+      partial[O * CG * TAPS + o] = sum_lanes(sum);
     }
 #endif
 }

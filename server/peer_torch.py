@@ -69,7 +69,7 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
                 stride,
                 padding,
                 pair(layer.dilation),
-                1,
+                layer.groups,
                 layer.bias,
             )
         case layers.MaxPool2d():

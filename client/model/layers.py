@@ -88,8 +88,10 @@ class Linear(Layer):
 
 @dataclass(frozen=True)
 class Conv2d(Layer):
-    """Cross-correlation of (C, H, W) with weights (O, C, KH, KW), as ``torch.nn.Conv2d``.
+    """Cross-correlation of (C, H, W) with weights (O, C/groups, KH, KW), as ``torch.nn.Conv2d``.
 
+    Input and output channels fall into ``groups``, which have nothing to do with each other;
+    with as many groups as input channels the convolution is called depthwise.
     ``padding`` is a number, a pair, ``"valid"`` (none) or ``"same"`` (stride 1 only; where the
     total is odd the extra row or column goes to the bottom or right, as in PyTorch).
     """
@@ -100,6 +102,7 @@ class Conv2d(Layer):
     stride: int | tuple[int, int] = 1
     padding: int | tuple[int, int] | str = 0
     dilation: int | tuple[int, int] = 1
+    groups: int = 1
     bias: bool = True
 
     def __post_init__(self) -> None:
@@ -109,7 +112,13 @@ class Conv2d(Layer):
             kernel_size=self.kernel_size,
             stride=self.stride,
             dilation=self.dilation,
+            groups=self.groups,
         )
+        if self.out_channels % self.groups:
+            raise ModelError(
+                f"conv2d: groups: must divide out_channels ({self.out_channels}), "
+                f"found {self.groups}"
+            )
         if isinstance(self.padding, str):
             if self.padding not in ("same", "valid"):
                 raise ModelError(
@@ -136,7 +145,12 @@ class Conv2d(Layer):
         return (h, h, w, w)
 
     def output_shape(self, x: Shape) -> Shape:
-        _, height, width = _image(self, x)
+        channels, height, width = _image(self, x)
+        if channels % self.groups:
+            raise ModelError(
+                f"conv2d: groups: must divide the input's channels ({channels}), "
+                f"found {self.groups}"
+            )
         (kh, kw), (sh, sw) = pair(self.kernel_size), pair(self.stride)
         dh, dw = pair(self.dilation)
         top, bottom, left, right = self.pads
@@ -148,13 +162,14 @@ class Conv2d(Layer):
 
     def params(self, x: Shape) -> tuple[ParamSpec, ...]:
         kh, kw = pair(self.kernel_size)
-        fan_in = x[0] * kh * kw
-        weight = ParamSpec("weight", (self.out_channels, x[0], kh, kw), fan_in)
+        channels = x[0] // self.groups
+        fan_in = channels * kh * kw
+        weight = ParamSpec("weight", (self.out_channels, channels, kh, kw), fan_in)
         return (weight, ParamSpec("bias", (self.out_channels,), fan_in)) if self.bias else (weight,)
 
     def flops(self, x: Shape) -> int:
         kh, kw = pair(self.kernel_size)
-        return 2 * x[0] * kh * kw * prod(self.output_shape(x))
+        return 2 * (x[0] // self.groups) * kh * kw * prod(self.output_shape(x))
 
 
 @dataclass(frozen=True)

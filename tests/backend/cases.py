@@ -137,6 +137,38 @@ CASES = (
         31,
     ),
     Case(
+        "conv_groups",
+        image(3, 8, 9),
+        (
+            conv(6, 3, padding=1, groups=3),
+            "relu",
+            conv(33, [2, 3], stride=[2, 1], dilation=[1, 2], groups=3, padding=1, bias=False),
+            "relu",
+            conv(22, 1, groups=11),
+            *END,
+        ),
+        31,
+    ),
+    Case(
+        "conv_depthwise",
+        image(3, 9, 7),
+        (
+            conv(17, 3, stride=2, padding=1),
+            "relu6",
+            conv(17, 3, padding="same", groups=17),
+            {
+                "type": "residual",
+                "body": [conv(17, 3, padding=1, groups=17), "relu", conv(17, 1)],
+            },
+            "relu",
+            conv(34, [3, 2], groups=17),
+            "hardswish",
+            conv(31, 1),
+            *END,
+        ),
+        5,
+    ),
+    Case(
         "maxpool_plain",
         image(2, 11, 8),
         (conv(5, 3, padding=1), maxpool(2), "relu", conv(33, 2), maxpool([2, 1]), *END),

@@ -28,6 +28,8 @@ SHAPES = (
     "linear_65_63_32",
     "conv_stride_dilation",
     "conv_same_even",
+    "conv_groups",
+    "conv_depthwise",
     "maxpool_overlap",
     "maxpool_gaps",
     "avgpool",

@@ -25,6 +25,7 @@ CONV = st.fixed_dictionaries(
         "stride": PAIR,
         "padding": st.integers(0, 2),
         "dilation": st.integers(1, 2),
+        "groups": st.sampled_from([1, 1, 2, 3, 8]),
         "bias": st.booleans(),
     }
 )

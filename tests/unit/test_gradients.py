@@ -44,6 +44,14 @@ CASES: dict[str, tuple[list[int], Any]] = {
             "bias": False,
         },
     ),
+    "conv2d_groups": (
+        [6, 5, 4],
+        {"type": "conv2d", "out_channels": 9, "kernel_size": [3, 2], "padding": 1, "groups": 3},
+    ),
+    "conv2d_depthwise": (
+        [3, 5, 4],
+        {"type": "conv2d", "out_channels": 6, "kernel_size": 3, "padding": "same", "groups": 3},
+    ),
     "conv2d_1x1_stride": (
         [2, 5, 5],
         {"type": "conv2d", "out_channels": 2, "kernel_size": 1, "stride": 2},

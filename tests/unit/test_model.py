@@ -101,6 +101,15 @@ def test_same_padding_puts_the_odd_row_last(kernel: Any, dilation: Any, pads: An
     assert Conv2d(1, kernel, padding="same", dilation=dilation).pads == pads
 
 
+def test_groups_divide_parameters_and_operations() -> None:
+    """(6, 8, 8) -> (4, 6, 6) in two groups of 3 -> 2 channels."""
+    model = build(ended({**CONV, "groups": 2}), [6, 8, 8])
+    weight, bias = model.ops[0].params
+    assert (weight.shape, weight.fan_in) == ((4, 3, 3, 3), 27)
+    assert (bias.shape, bias.fan_in) == ((4,), 27)
+    assert model.ops[0].layer.flops((6, 8, 8)) == 2 * 3 * 9 * 4 * 6 * 6
+
+
 # -- graph, parameters, blocks ------------------------------------------------------------------
 
 
@@ -173,6 +182,7 @@ def test_digest_tells_models_apart() -> None:
         return {build(ended({**CONV, **change})).digest for change in changes}
 
     assert len(digests({}, {"padding": 1}, {"bias": False}, {"dilation": 2}, {"name": "c"})) == 5
+    assert len(digests({}, {"groups": 2})) == 2
     assert len(digests({}, {})) == 1
     assert build(ended(CONV), mean=[0.5]).digest != build(ended(CONV)).digest
 
@@ -224,6 +234,9 @@ def test_initial_parameters() -> None:
         ([{**CONV, "kernel_size": 0}], ["layers[0]", "kernel_size", "at least 1", "0"]),
         ([{**CONV, "stride": [1, 0]}], ["layers[0]", "stride", "at least 1"]),
         ([{**CONV, "out_channels": True}], ["layers[0].out_channels", "True"]),
+        ([{**CONV, "groups": 0}], ["layers[0]", "groups", "at least 1", "0"]),
+        ([{**CONV, "groups": 3}], ["layers[0]", "groups", "out_channels (4)", "found 3"]),
+        (["relu", {**CONV, "out_channels": 9, "groups": 3}], ["layers[1]", "channels (4)", "3"]),
         ([{**CONV, "padding": "sane"}], ["layers[0]", "padding", "did you mean 'same'"]),
         ([{**CONV, "padding": -1}], ["layers[0]", "padding", "negative"]),
         ([{**CONV, "padding": "same", "stride": 2}], ["layers[0]", "'same' needs stride 1"]),

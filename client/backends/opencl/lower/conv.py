@@ -20,7 +20,7 @@ def forward(node: Node, low: Lowering) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
     weight, *bias = node.op.params
     shape = _shape(node, low)
-    channels, height = int(shape["O"]), int(shape["OH"])
+    groups, channels, height = int(shape["GROUPS"]), int(shape["OG"]), int(shape["OH"])
     columns = -(-int(shape["OW"]) // low.target.vector)
     t = _tile(channels, height, low)
     low.zeros = max(low.zeros, int(shape["W"]) + 2 * ZERO_MARGIN)
@@ -37,7 +37,7 @@ def forward(node: Node, low: Lowering) -> None:
             int(shape["W"]),
             Symbol.COUNT,
         ],
-        lambda count: (columns * -(-height // t.columns), -(-channels // t.rows), count),
+        lambda count: (columns * -(-height // t.columns), groups * -(-channels // t.rows), count),
         _local(low),
         backward=False,
         defines={
@@ -62,10 +62,10 @@ def backward(node: Node, low: Lowering) -> None:
 def _weight_grad(node: Node, low: Lowering) -> None:
     weight, *bias = node.op.params
     shape = _shape(node, low)
-    outputs, inputs, rows, taps = (int(shape[k]) for k in ("O", "C", "KH", "KW"))
+    outputs, inputs, rows, taps = (int(shape[k]) for k in ("OG", "CG", "KH", "KW"))
     sums = max(1, low.target.accumulators // taps)
     t = tile(outputs, inputs, sums, row_load=1 / taps)
-    blocks = (rows * -(-inputs // t.columns), -(-outputs // t.rows))
+    blocks = (rows * -(-inputs // t.columns), int(shape["GROUPS"]) * -(-outputs // t.rows))
     wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
     terms = int(shape["OH"]) * -(-int(shape["OW"]) // low.target.vector)
     images = min(-(-low.capacity // wanted), max(1, MOST_TERMS // terms))
@@ -112,7 +112,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
 
 def _input_grad(node: Node, low: Lowering) -> None:
     shape = _shape(node, low)
-    channels, height = int(shape["C"]), int(shape["H"])
+    groups, channels, height = int(shape["GROUPS"]), int(shape["CG"]), int(shape["H"])
     columns = -(-int(shape["W"]) // low.target.vector)
     t = _tile(channels, height, low)
     low.zeros = max(low.zeros, int(shape["OW"]) + 2 * ZERO_MARGIN)
@@ -130,7 +130,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
             int(shape["OW"]),
             Symbol.COUNT,
         ],
-        lambda count: (columns * -(-height // t.columns), -(-channels // t.rows), count),
+        lambda count: (columns * -(-height // t.columns), groups * -(-channels // t.rows), count),
         _local(low),
         backward=True,
         defines={
@@ -163,6 +163,7 @@ def _shape(node: Node, low: Lowering) -> dict[str, Define]:
     dh, dw = pair(layer.dilation)
     top, _, left, _ = layer.pads
     return {
-        "C": c, "H": h, "W": w, "O": o, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
+        "GROUPS": layer.groups, "CG": c // layer.groups, "OG": o // layer.groups,
+        "H": h, "W": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
         "SH": sh, "SW": sw, "DH": dh, "DW": dw, "PT": top, "PL": left,
     }  # fmt: skip
