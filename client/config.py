@@ -72,11 +72,13 @@ class TrainConfig:
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    clip_norm: float = 0.0  # most that the norm of a step's gradient may be; 0: no limit
     loss: typing.Literal["cross_entropy"] = "cross_entropy"
 
     def __post_init__(self) -> None:
         _at_least(1, batch=self.batch, local_epochs=self.local_epochs)
         _at_least(0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        _at_least(0, clip_norm=self.clip_norm)
         if self.nesterov and self.momentum == 0:
             raise ConfigError("nesterov: needs a momentum above 0")
 

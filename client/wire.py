@@ -193,7 +193,7 @@ def _task(
     config: ConfigRecord, train: TrainConfig, partition: str, number: object, seed: object
 ) -> Task:
     mu = float(_number(config.get("proximal-mu", 0.0)))
-    hyper = Hyper(train.lr, train.momentum, train.nesterov, train.weight_decay, mu)
+    hyper = Hyper(train.lr, train.momentum, train.nesterov, train.weight_decay, mu, train.clip_norm)
     return Task(
         round=int(_number(number)),
         seed=int(_number(seed)),

@@ -1,18 +1,55 @@
 // One step of SGD as PyTorch's, with FedProx's proximal term, on flat buffers of n elements:
-//   g += decay·w + mu·(w - w_start);  v = momentum·v + g;  w -= lr · (nesterov ? g + momentum·v : v)
+//   g = clip(grad + mu·(w - w_start)) + decay·w;  v = momentum·v + g;
+//   w -= lr · (nesterov ? g + momentum·v : v)
+// where clip multiplies all of the gradient by min(1, clip_norm / (its norm + 1e-6)).
+
+inline floatv gradient(__global const float *params, __global const float *grads,
+                       __global const float *round_start, const int at, const float mu) {
+  const floatv g = LOADV(grads + at);
+  return mu == 0 ? g : g + (floatv)(mu) * (LOADV(params + at) - LOADV(round_start + at));
+}
+
+// Each work-item sums the squares of every parts-th vector of the gradient.
+__kernel void clip_squares(__global const float *params, __global const float *grads,
+                           __global const float *round_start, OUT(sums), const int n,
+                           const int parts, const float mu) {
+  const int part = get_global_id(0);
+  if (part >= parts)
+    return;
+  OPEN_OUT(sums);
+  floatv sum = (floatv)0;
+  for (int at = part * VW; at < n; at += parts * VW) {
+    const floatv g = gradient(params, grads, round_start, at, mu);
+    sum += select((floatv)0, g * g, (intv)(LANES < (intv)(n - at)));
+  }
+  sums[part] = sum_lanes(sum);
+}
+
+// By one work-item. "Not a number" stays what it is.
+__kernel void clip_factor(IN(sums), __global float *factor, const int parts,
+                          const float clip_norm) {
+  OPEN_IN(sums);
+  floatv sum = (floatv)0;
+  for (int at = 0; at < parts; at += VW)
+    sum += select((floatv)0, LOADV(sums + at), (intv)(LANES < (intv)(parts - at)));
+  const float ratio = clip_norm / (sqrt(sum_lanes(sum)) + 1e-6f);
+  *factor = ratio > 1 ? 1 : ratio;
+}
+
 __kernel void sgd(__global float *params, __global const float *grads, __global float *velocity,
-                  __global const float *round_start, const int n, const float lr,
-                  const float momentum, const int nesterov, const float decay, const float mu) {
+                  __global const float *round_start, __global const float *factor, const int n,
+                  const float lr, const float momentum, const int nesterov, const float decay,
+                  const float mu, const int clipped) {
   const int at = get_global_id(0) * VW;
   if (at >= n)
     return;
   const int left = n - at;
   const floatv w = LOADV(params + at);
-  floatv g = LOADV(grads + at);
+  floatv g = gradient(params, grads, round_start, at, mu);
+  if (clipped)
+    g *= (floatv)(*factor);
   if (decay != 0)
     g += (floatv)(decay) * w;
-  if (mu != 0)
-    g += (floatv)(mu) * (w - LOADV(round_start + at));
   if (momentum != 0) {
     const floatv v = (floatv)(momentum) * LOADV(velocity + at) + g;
     store_first(v, velocity + at, left);

@@ -82,10 +82,12 @@ def numbered(infos: Iterable[DeviceInfo]) -> list[DeviceInfo]:
 
 @dataclass(frozen=True)
 class Hyper:
-    """What one update needs: SGD as in PyTorch, and FedProx's proximal term.
+    """What one update needs: SGD as in PyTorch, FedProx's proximal term, a limit of the gradient.
 
-    g = grad + weight_decay·w + proximal_mu·(w - w_round_start); v = momentum·v + g;
-    w -= lr · (g + momentum·v if nesterov else v).
+    g = grad + proximal_mu·(w - w_round_start), the gradient of what the node minimises;
+    with a ``clip_norm`` above 0, g *= min(1, clip_norm / (‖g‖ + 1e-6)), ‖g‖ over all parameters of
+    the program, as ``torch.nn.utils.clip_grad_norm_``; then
+    g += weight_decay·w; v = momentum·v + g; w -= lr · (g + momentum·v if nesterov else v).
     """
 
     lr: float
@@ -93,6 +95,7 @@ class Hyper:
     nesterov: bool = False
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
+    clip_norm: float = 0.0  # 0: not clipped
 
 
 @dataclass(frozen=True)

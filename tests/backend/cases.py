@@ -28,6 +28,8 @@ HYPERS = {
     "decay": Hyper(lr=0.05, momentum=0.9, weight_decay=0.01),
     "proximal": Hyper(lr=0.05, momentum=0.9, proximal_mu=0.5),
     "all": Hyper(lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01, proximal_mu=0.1),
+    "clip": Hyper(lr=0.05, momentum=0.9, clip_norm=0.5),
+    "clip_all": Hyper(lr=0.1, momentum=0.8, weight_decay=0.01, proximal_mu=0.5, clip_norm=0.2),
 }
 
 
@@ -148,6 +150,7 @@ CASES = (
             *END,
         ),
         31,
+        hypers=("momentum", "clip"),
     ),
     Case(
         "conv_depthwise",
@@ -246,6 +249,7 @@ CASES = (
             linear(5),
         ),
         5,
+        hypers=("momentum", "clip_all"),
     ),
     Case(
         "activations_image",

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from client.backends.base import Hyper
 from client.backends.opencl.tiles import Target, target_of
 from tests.backend.cases import CASES, Case
-from tests.backend.harness import Subject, assert_tensors_close, examples, numpy_device
+from tests.backend.harness import Subject, assert_tensors_close, examples, network, numpy_device
 from tests.backend.opencl_devices import open_device
 from tests.backend.test_program import small_net
 from tests.tolerance import assert_close
@@ -61,6 +62,22 @@ def test_variants_agree_with_pytorch(target: Target, case: Case) -> None:
     assert_close("logits", logits, frozen["logits64"], frozen["logits32"])
     assert_tensors_close(case.model, "gradient", grads, frozen["grads64"], frozen["grads32"])
     device.close()
+
+
+def test_variants_agree_on_a_clipped_update(target: Target) -> None:
+    """The norm of 33,366 parameters, in as many partial sums as each target makes."""
+    hidden = {"type": "linear", "out_features": 332}
+    model = network([98], hidden, "relu", {"type": "linear", "out_features": 1})
+    x, y = examples(model, 5)
+    results = []
+    opened = open_device(target=target)
+    for device in (opened, numpy_device(np.float64), numpy_device(np.float32)):
+        subject = Subject(device, model, 5, x, y)
+        subject.program.step(0, 5, Hyper(lr=1.0))  # away from the round's start
+        subject.program.step(0, 5, Hyper(lr=0.5, proximal_mu=0.3, clip_norm=0.1))
+        results.append(subject.program.download())
+    assert_tensors_close(model, "parameters", *results)
+    opened.close()
 
 
 def test_variants_agree_on_dropout(target: Target) -> None:

@@ -24,6 +24,7 @@ from tests.tolerance import assert_close
 
 MOMENTUM = Hyper(lr=0.05, momentum=0.9)
 BATCH = 6
+TWO = ({"type": "linear", "out_features": 2},)
 
 
 def small_net() -> Model:
@@ -127,6 +128,34 @@ def test_proximal_term_pulls_to_the_last_upload(device: Device) -> None:
     found = subject.program.download()
     np.testing.assert_allclose(found, subject.params - 0.5 * grads, rtol=0, atol=1e-6)
     assert np.abs(moved - subject.params).max() > 1e-3
+    subject.release()
+
+
+@pytest.mark.parametrize("limit", [0.5, 2.0])
+@pytest.mark.parametrize("out_features", [1, 333])
+def test_a_clipped_step_is_no_longer_than_its_limit(
+    device: Device, limit: float, out_features: int
+) -> None:
+    """Half or twice the gradient's norm, over 302 and 100,566 parameters."""
+    model = network([301], {"type": "linear", "out_features": out_features}, *TWO)
+    subject = Subject(device, model, 4, *examples(model, 4))
+    grads = subject.gradients(4).astype(np.float64)
+    clip_norm = float(limit * np.linalg.norm(grads))
+    subject.program.update(Hyper(lr=1.0, clip_norm=clip_norm))
+    step = subject.params.astype(np.float64) - subject.program.download()
+    np.testing.assert_allclose(step, min(limit, 1) * grads, rtol=1e-5, atol=1e-7)
+    subject.program.update(Hyper(lr=1.0))
+    again = subject.params.astype(np.float64) - subject.program.download()
+    np.testing.assert_allclose(again - step, grads, rtol=1e-5, atol=1e-6)
+    subject.release()
+
+
+def test_a_gradient_that_is_no_number_is_seen_through_clipping(device: Device) -> None:
+    model = network([3], {"type": "linear", "out_features": 2})
+    subject = Subject(device, model, 4, *examples(model, 4))
+    subject.program.poison()
+    subject.program.update(Hyper(lr=0.1, clip_norm=1.0))
+    assert np.isnan(subject.program.download()).all()
     subject.release()
 
 

@@ -98,6 +98,8 @@ class Peer:
             loss.backward()
             for name, p in self.net.named_parameters():
                 p.grad += hyper.proximal_mu * (p.detach() - self.start[name])
+            if hyper.clip_norm:
+                torch.nn.utils.clip_grad_norm_(self.net.parameters(), hyper.clip_norm)
             sgd.step()
             losses.append(loss.item())
         return losses

@@ -155,6 +155,7 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
         ({"train__lr": float("nan")}, [": train.lr:", "finite"]),
         ({"train__lr": 10**400}, [": train.lr:", "finite"]),
         ({"train__lr": -1}, [": train.lr: found -1", "at least 0"]),
+        ({"train__clip_norm": -1}, [": train.clip_norm: found -1", "at least 0"]),
         ({"train__batch": 0}, [": train.batch: found 0, must be at least 1"]),
         ({"train__batch": 2.5}, [": train.batch: found 2.5, needs a whole number"]),
         ({"train__batch": True}, [": train.batch: found True, needs a whole number"]),

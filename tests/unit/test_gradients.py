@@ -221,19 +221,25 @@ def test_every_layer_has_a_function_and_a_gradient_check() -> None:
 
 def test_update_follows_its_formula() -> None:
     """Two steps of SGD with everything on, longer than one block of the update."""
+    limit = 1e-3
     layer = {"type": "linear", "out_features": 300, "bias": False}
     model = build_model({"name": "n", "input": {"shape": [300]}, "layers": [layer]}, "n")
     program = device().compile(model.whole, 2)
     g = np.random.default_rng(0)
     w0 = g.normal(size=model.num_params)
-    hyper = Hyper(lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.01, proximal_mu=0.3)
+    hyper = Hyper(
+        lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.01, proximal_mu=0.3, clip_norm=limit
+    )
     data = device().load(g.normal(size=(2, 300)).astype(np.float32), np.array([1, 2], np.int32))
     program.begin_epoch(data, np.arange(2, dtype=np.int32), 2, dropout_key=0)
     program.upload(w0)
     w, v = w0.copy(), np.zeros_like(w0)
     for _ in range(2):
         program.step(0, 2, hyper)
-        gradient = program.read_grads() + 0.01 * w + 0.3 * (w - w0)
+        gradient = program.read_grads() + 0.3 * (w - w0)
+        norm = np.linalg.norm(gradient)
+        assert norm > limit
+        gradient = gradient * limit / (norm + 1e-6) + 0.01 * w
         v = 0.8 * v + gradient
         w = w - 0.1 * (gradient + 0.8 * v)
     np.testing.assert_allclose(program.download(), w, rtol=1e-12, atol=1e-12)

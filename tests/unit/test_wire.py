@@ -29,7 +29,9 @@ CHOICE = Placement("opencl", "opencl|PoCL|cpu", 2, (("fc1", "gemm 8x2"), ("fc2",
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
-    return fakes.experiment(tmp_path, train={"nesterov": True, "weight_decay": 0.01}, seed=2**40)
+    return fakes.experiment(
+        tmp_path, train={"nesterov": True, "weight_decay": 0.01, "clip_norm": 3.0}, seed=2**40
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,9 @@ def test_a_task_arrives_as_it_was_sent(experiment: Experiment) -> None:
     task, params = unpack(experiment, message(experiment))
     assert (task.partition, task.round, task.seed) == ("node-1", 7, 2**40)
     assert (task.local_epochs, task.batch) == (2, 8)
-    assert task.hyper == Hyper(0.1, 0.9, nesterov=True, weight_decay=0.01, proximal_mu=0.0)
+    assert task.hyper == Hyper(
+        0.1, 0.9, nesterov=True, weight_decay=0.01, proximal_mu=0.0, clip_norm=3.0
+    )
     np.testing.assert_array_equal(params, PARAMS)
     assert params.dtype == np.float32
 

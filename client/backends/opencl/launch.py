@@ -22,6 +22,7 @@ class Memory(Enum):
     GRADS = auto()
     VELOCITY = auto()  # SGD's momentum
     ROUND_START = auto()  # parameters as uploaded
+    CLIP = auto()  # what gradients are multiplied by, then sums of squares: see optimizer.cl
     EXAMPLES = auto()  # numbers of the batch's examples in the data set, int32
     LABELS = auto()  # their classes, int32
     METRICS = auto()  # see loss.cl

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.backends.opencl.launch import Launch, Memory, Slot, Symbol
+from client.backends.opencl.launch import At, Launch, Memory, Slot, Symbol
 from client.backends.opencl.lower import lower
 from client.backends.opencl.memory import Arena, live_ranges, plan_arena
 from client.backends.opencl.tiles import Target
@@ -24,6 +24,7 @@ class SegmentPlan:
     forward: tuple[Launch, ...]
     loss: Launch | None
     backward: tuple[Launch, ...]
+    clip: tuple[Launch, ...]
     update: Launch | None
     arena: Arena
     input: Slot
@@ -34,7 +35,7 @@ class SegmentPlan:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """All but those of ``gather``, which depend on the data's type."""
+        """All but those of ``gather``, which depend on the data's type, and of ``clip``."""
         ends = [launch for launch in (self.loss, self.update) if launch is not None]
         return (*self.forward, *self.backward, *ends)
 
@@ -57,6 +58,7 @@ class SegmentPlan:
             Memory.GRADS: flat,
             Memory.VELOCITY: flat,
             Memory.ROUND_START: flat,
+            Memory.CLIP: 4 * (1 + _clip_parts(self.segment.num_params, self.target) + 64),
             Memory.EXAMPLES: 4 * self.capacity,
             Memory.LABELS: 4 * self.capacity,
             Memory.METRICS: 3 * 4 * self.capacity,
@@ -93,6 +95,7 @@ def plan_segment(segment: Segment, capacity: int, target: Target) -> SegmentPlan
         forward=tuple(low.forward),
         loss=loss,
         backward=tuple(low.backward),
+        clip=_clip(segment, target) if segment.num_params else (),
         update=_update(segment, target) if segment.num_params else None,
         arena=plan_arena(live_ranges(uses, pinned)),
         input=input_slot,
@@ -154,13 +157,49 @@ def _loss(segment: Segment, capacity: int, target: Target, logits: Slot, dlogits
     )
 
 
+MOST_SQUARES = 1024
+"""Vectors of squares that one work-item adds up: longer sums round more."""
+
+
+def _clip_parts(n: int, target: Target) -> int:
+    """Work-items that add up the squares of ``n`` gradients."""
+    vectors = -(-n // target.vector)
+    return max(1, min(target.busy, vectors), -(-vectors // MOST_SQUARES))
+
+
+def _clip(segment: Segment, target: Target) -> tuple[Launch, Launch]:
+    """What the gradients are multiplied by, so that their norm is no more than the limit."""
+    n = segment.num_params
+    parts = _clip_parts(n, target)
+    sums = At(Memory.CLIP, 1)
+    squares = Launch(
+        op="clip",
+        source="optimizer",
+        kernel="clip_squares",
+        args=(Memory.PARAMS, Memory.GRADS, Memory.ROUND_START, sums, n, parts),
+        items=lambda count: (parts,),
+        local=(target.group,),
+        defines=(("VW", target.vector),),
+    )
+    factor = Launch(
+        op="clip",
+        source="optimizer",
+        kernel="clip_factor",
+        args=(sums, Memory.CLIP, parts),
+        items=lambda count: (1,),
+        local=(1,),
+        defines=(("VW", target.vector),),
+    )
+    return squares, factor
+
+
 def _update(segment: Segment, target: Target) -> Launch:
     n = segment.num_params
     return Launch(
         op="update",
         source="optimizer",
         kernel="sgd",
-        args=(Memory.PARAMS, Memory.GRADS, Memory.VELOCITY, Memory.ROUND_START, n),
+        args=(Memory.PARAMS, Memory.GRADS, Memory.VELOCITY, Memory.ROUND_START, Memory.CLIP, n),
         items=lambda count: (-(-n // target.vector),),
         local=(target.group,),
         defines=(("VW", target.vector),),

@@ -36,6 +36,7 @@ class OpenCLProgram(Program):
         self._loss: dict[tuple[int, int], list[Prepared]] = {}
         self._backward: dict[int, list[Prepared]] = {}
         self._gather: dict[int, list[Prepared]] = {}
+        self._clip: list[Prepared] = []
         self._update: list[Prepared] = []
         self._hyper: Hyper | None = None
         self._data: OpenCLData | None = None
@@ -77,6 +78,7 @@ class OpenCLProgram(Program):
         if self._plan.loss is not None:
             self._loss[count, count] = self._bind([self._plan.loss], count, "training", 1 / count)
         if self._plan.update is not None:
+            self._clip = self._bind(self._plan.clip, count, "training")
             self._update = self._bind([self._plan.update], count, "training")
         self._device.programs.save()
 
@@ -240,21 +242,29 @@ class OpenCLProgram(Program):
     def update(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
             self._set_hyper(hyper)
+        if hyper.clip_norm:
+            self._run(self._clip)
         self._run(self._update)
         if self._sample is not None:
             self._end_sample()
 
     def _set_hyper(self, hyper: Hyper) -> None:
-        values = (
-            np.float32(hyper.lr),
-            np.float32(hyper.momentum),
-            np.int32(hyper.nesterov),
-            np.float32(hyper.weight_decay),
-            np.float32(hyper.proximal_mu),
-        )
+        """Set the arguments that follow the prepared ones, of each kernel by its name."""
+        values = {
+            "clip_squares": (np.float32(hyper.proximal_mu),),
+            "clip_factor": (np.float32(hyper.clip_norm),),
+            "sgd": (
+                np.float32(hyper.lr),
+                np.float32(hyper.momentum),
+                np.int32(hyper.nesterov),
+                np.float32(hyper.weight_decay),
+                np.float32(hyper.proximal_mu),
+                np.int32(hyper.clip_norm > 0),
+            ),
+        }
         with errors_as_ours(self._device.info.name, "preparing the update"):
-            for prepared in self._update:
-                for i, value in enumerate(values, prepared.num_args):
+            for prepared in (*self._clip, *self._update):
+                for i, value in enumerate(values[prepared.launch.kernel], prepared.num_args):
                     prepared.kernel.set_arg(i, value)
         self._hyper = hyper
 
@@ -379,4 +389,4 @@ class OpenCLProgram(Program):
         self._affine, self._order, self._feed, self._data = [], None, None, None
         for prepared in (self._forward, self._loss, self._backward, self._gather):
             prepared.clear()
-        self._update = []
+        self._clip, self._update = [], []

@@ -47,13 +47,19 @@ def task_to_message(task: Task) -> worker_pb2.Task:
         nesterov=task.hyper.nesterov,
         weight_decay=task.hyper.weight_decay,
         proximal_mu=task.hyper.proximal_mu,
+        clip_norm=task.hyper.clip_norm,
     )
 
 
 def task_from_message(message: worker_pb2.Task, partition: str) -> Task:
     """The inverse of ``task_to_message``."""
     hyper = Hyper(
-        message.lr, message.momentum, message.nesterov, message.weight_decay, message.proximal_mu
+        lr=message.lr,
+        momentum=message.momentum,
+        nesterov=message.nesterov,
+        weight_decay=message.weight_decay,
+        proximal_mu=message.proximal_mu,
+        clip_norm=message.clip_norm,
     )
     return Task(
         round=message.round,

@@ -188,6 +188,7 @@ class Task(google.protobuf.message.Message):
     NESTEROV_FIELD_NUMBER: builtins.int
     WEIGHT_DECAY_FIELD_NUMBER: builtins.int
     PROXIMAL_MU_FIELD_NUMBER: builtins.int
+    CLIP_NORM_FIELD_NUMBER: builtins.int
     round: builtins.int
     seed: builtins.int
     local_epochs: builtins.int
@@ -197,6 +198,7 @@ class Task(google.protobuf.message.Message):
     nesterov: builtins.bool
     weight_decay: builtins.float
     proximal_mu: builtins.float
+    clip_norm: builtins.float
     def __init__(
         self,
         *,
@@ -209,8 +211,9 @@ class Task(google.protobuf.message.Message):
         nesterov: builtins.bool = ...,
         weight_decay: builtins.float = ...,
         proximal_mu: builtins.float = ...,
+        clip_norm: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "local_epochs", b"local_epochs", "lr", b"lr", "momentum", b"momentum", "nesterov", b"nesterov", "proximal_mu", b"proximal_mu", "round", b"round", "seed", b"seed", "weight_decay", b"weight_decay"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "clip_norm", b"clip_norm", "local_epochs", b"local_epochs", "lr", b"lr", "momentum", b"momentum", "nesterov", b"nesterov", "proximal_mu", b"proximal_mu", "round", b"round", "seed", b"seed", "weight_decay", b"weight_decay"]) -> None: ...
 
 global___Task = Task
 
