@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,17 +27,22 @@ from client.random import generator
 
 log = logging.getLogger(__name__)
 
-NORM_TOLERANCE = 5e-3
+NORM_TOLERANCE = 1e-2
 MAX_TOLERANCE = 5e-2
 """Bounds on ‖device − numpy‖ ÷ ‖numpy‖ and max|device − numpy| ÷ max|numpy| of each tensor.
 
 Both sides round float32 in their own order, which differs by some 1e-6; but where a pre-activation
 lies that close to zero, or two values of a pooling window that close together, a whole gradient
-term can flip. A flip in one of batch · positions terms is of the order of 1e-3 of a tensor's norm;
-faults of drivers (zeros, a wrong tile, a stale edge) are of the order of 1e-1 and more.
+term flips. A flip changes a tensor by some 1e-3 of its norm, up to 1e-2 (the bias of a first
+layer, whose terms cancel); faults of drivers (zeros, a wrong tile, a stale edge) are of the order
+of 1e-1 and more.
 """
 
+DRAWS = 3
+"""Examples are drawn again after a mismatch: flips fall elsewhere, a fault stays."""
+
 HYPER = Hyper(lr=0.05, momentum=0.9, weight_decay=1e-3)
+CLIPPED = replace(HYPER, clip_norm=0.1)  # below any gradient's norm at the start
 
 
 def check(device: Device, program: Program, model: Model) -> bool:
@@ -67,32 +73,49 @@ def compare(program: Program, device: Device, model: Model) -> None:
     reference = backends.get("numpy")
     numpy_device = reference.open(reference.devices()[0])
     numpy_program = numpy_device.compile(model.whole, program.capacity)
-    full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
-    want = _results(numpy_device, numpy_program, model, full, part)
-    numpy_program.release()
-    numpy_device.close()
-    got = _results(device, program, model, full, part)
+    try:
+        for draw in range(DRAWS):
+            try:
+                _compare_draw(program, device, numpy_program, numpy_device, model, draw)
+                return
+            except ParityError:
+                if draw == DRAWS - 1:
+                    raise
+    finally:
+        numpy_program.release()
+        numpy_device.close()
+
+
+def _compare_draw(
+    program: Program,
+    device: Device,
+    numpy_program: Program,
+    numpy_device: Device,
+    model: Model,
+    draw: int,
+) -> None:
+    want = _results(numpy_device, numpy_program, model, draw)
+    got = _results(device, program, model, draw)
     for name, expected in want.items():
         _compare_tensor(device, program, name, got[name], expected)
 
 
-def _results(
-    device: Device, program: Program, model: Model, full: int, part: int
-) -> dict[str, Float32Array]:
+def _results(device: Device, program: Program, model: Model, draw: int) -> dict[str, Float32Array]:
     """Results of training steps on a full batch and a part of one, in the order of computing.
 
-    Logits, gradients, loss, parameters; and then the logits of the full batch in evaluation.
+    Logits, gradients, loss, what two updates change (a wrong one is small beside the parameters
+    themselves); and then the logits of the full batch in evaluation.
     """
-    g = generator("parity", model.digest)
+    full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
+    g = generator("parity", model.digest, draw)
     x = g.integers(0, 256, (full + part, *model.input.shape), dtype=np.uint8)
     y = g.integers(0, model.num_classes, full + part).astype(np.int32)
     data = device.load(x, y)
-    program.upload(initialise(model, seed=0))
-    order = g.permutation(full + part).astype(np.int32)
+    program.begin_epoch(data, g.permutation(full + part).astype(np.int32), full, dropout_key=1)
+    params = initialise(model, seed=0)
     result: dict[str, Float32Array] = {}
     for start, count in ((0, full), (full, part)):
-        if start == 0:
-            program.begin_epoch(data, order, full, dropout_key=1)
+        program.upload(params)
         program.gather(start, count)
         program.forward(count)
         program.loss(count)
@@ -100,10 +123,10 @@ def _results(
         result[f"logits of a batch of {count}"] = program.take_output(count)
         for name, grad in model.views(program.read_grads()).items():
             result[f"gradient of {name} at a batch of {count}"] = grad.astype(np.float32)
-        program.update(HYPER)
-    metrics = program.read_metrics()
-    result["loss"] = np.array([metrics.loss], np.float32)
-    result["parameters after two steps"] = program.download()
+    result["loss"] = np.array([program.read_metrics().loss], np.float32)
+    for hyper in (HYPER, CLIPPED):
+        program.update(hyper)
+    result["change of the parameters in two updates"] = program.download() - params
     program.gather(0, full)
     program.forward(full, training=False)
     result[f"logits of a batch of {full} in evaluation"] = program.take_output(full)

@@ -54,6 +54,19 @@ def test_rounding_in_another_order_is_no_fault() -> None:
     compare(rounding)
 
 
+def test_a_flip_that_other_examples_do_not_show_is_no_fault() -> None:
+    """A gate on other examples passes; a fault is there on all of them (the tests below)."""
+    seen: list[int] = []
+
+    def once(model: Model, grads: Float32Array, count: int) -> None:
+        seen.append(count)
+        if len(seen) == 1:
+            views(model, grads)["fc1.weight"][:, -1] = 0
+
+    compare(once)
+    assert len(seen) == 4  # two batches of the first draw, two of the second
+
+
 @pytest.mark.parametrize("name", [p.name for p in fakes.model().params])
 def test_zeros_in_any_one_gradient_are_refused_and_named(name: str) -> None:
     def zeros(model: Model, grads: Float32Array, count: int) -> None:
@@ -114,7 +127,7 @@ def test_a_wrong_update_is_refused() -> None:
     device = fake.open(fake.devices()[0])
     assert isinstance(device, fakes.FakeDevice)
     program = NoMomentum(fakes.model().whole, BATCH, device, fake)
-    with pytest.raises(ParityError, match="parameters after two steps"):
+    with pytest.raises(ParityError, match="change of the parameters in two updates"):
         parity.compare(program, device, fakes.model())
 
 
@@ -146,7 +159,7 @@ def test_the_message_names_device_driver_error_and_kernel() -> None:
     text = str(e.value)
     assert text.startswith("fake device (")
     assert "driver 9.1" in text
-    assert "differs from numpy by 1 of its norm (allowed 0.005)" in text
+    assert "differs from numpy by 1 of its norm (allowed 0.01)" in text
     assert text.endswith("kernels fc2.backward: gemm 8x2")
     assert "\n" not in text
 

@@ -1,0 +1,30 @@
+"""Every device found here passes the parity gate with the shipped models, at several batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client import parity
+from client.backends.base import Device
+from client.model import load_model
+
+
+@pytest.mark.parametrize(
+    ("name", "capacity"),
+    [
+        ("mlp", 1),
+        ("mlp", 32),
+        ("lenet5", 3),
+        ("lenet5", 32),
+        pytest.param("femnist_cnn", 32, marks=pytest.mark.slow),
+    ],
+)
+def test_a_sound_device_passes(device: Device, name: str, capacity: int) -> None:
+    model = load_model(Path(name))
+    program = device.compile(model.whole, capacity)
+    try:
+        parity.compare(program, device, model)
+    finally:
+        program.release()
