@@ -28,12 +28,15 @@ def cache_dir() -> Path:
         ) from None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    ``mode``: who may use it, less what the process's umask takes away.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as f:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as f:
             f.write(content)
             f.flush()
             os.fsync(f.fileno())

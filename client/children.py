@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -31,19 +32,41 @@ FLOWER_SETTINGS = {
 STOP_LIMIT_S = 10.0
 """How long a child may take to end in order before it is killed."""
 
+MAX_SOCKET_PATH = 100
+"""Longer paths of Unix sockets are refused by some systems (Linux: above 107 bytes)."""
+
+FURTHER_READING = "For more information"
+"""How Flower and httpx begin the line with a page's address."""
+
 
 def set_up_flower() -> None:
     """Settings for Flower in this process; to be called before it is imported."""
     for key, value in FLOWER_SETTINGS.items():
         os.environ.setdefault(key, value)
     os.environ.setdefault("FLWR_HOME", str(cache_dir() / "flower"))
+    os.environ.update(_direct())
 
 
 def environment() -> dict[str, str]:
     """A child's environment: this interpreter's programs first on PATH, no code from its folder."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     home = {"FLWR_HOME": os.environ.get("FLWR_HOME", str(cache_dir() / "flower"))}
-    return {**os.environ, **FLOWER_SETTINGS, **home, "PATH": path, "PYTHONSAFEPATH": "1"}
+    ours = {**FLOWER_SETTINGS, **home, **_direct()}
+    return {**os.environ, **ours, "PATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def _direct() -> dict[str, str]:
+    """Our processes talk to each other over loopback, whatever proxy the environment names."""
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host for host in given.split(",") if host]
+    hosts += [host for host in ("127.0.0.1", "localhost") if host not in hosts]
+    return {"no_proxy": ",".join(hosts), "NO_PROXY": ",".join(hosts)}
+
+
+def temporary_home(room: int) -> str:
+    """The folder for a temporary folder in which ``room`` more bytes name a Unix socket."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) + room <= MAX_SOCKET_PATH else "/tmp"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -101,14 +124,22 @@ class Child:
         """None while it runs."""
         return self.process.poll()
 
+    def how_it_ended(self) -> str:
+        """The signal that ended it, else its last words; once it has ended."""
+        code = self.exit_code
+        return self.last_words() if code is None or code >= 0 else signal.Signals(-code).name
+
     def last_words(self) -> str:
-        """The last line of its log that says something, to tell why it ended."""
+        """What its log says of why it ended, in one line."""
         with self.log.open("rb") as f:
             f.seek(max(0, self.log.stat().st_size - 4096))
             text = re.sub(r"\x1b\[[0-9;]*m", "", f.read().decode(errors="replace"))  # colours
+        *_, reason = re.split(r"Exit Code: \d+\n", text)  # what Flower calls its reasons
+        if reason != text:
+            lines = reason.partition("\n\n")[0].splitlines()
+            return " ".join(line.strip() for line in lines if not line.startswith(FURTHER_READING))
         said = (line.strip() for line in reversed(text.splitlines()))
-        # Flower ends its last words with the address of a page
-        useful = (line for line in said if line and not line.startswith("For more information"))
+        useful = (line for line in said if line and not re.match(r"INFO\s*:", line))
         return next(useful, "nothing logged")
 
     def stop(self) -> None:
@@ -137,14 +168,19 @@ def end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM inside is as Ctrl-C: what is open is closed in order."""
+def signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, are as Ctrl-C inside: what is open is
+    closed in order. A SIGHUP that is ignored, as by nohup, stays so."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    heeded = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heeded.append(signal.SIGHUP)
+    before = [(number, signal.signal(number, interrupt)) for number in heeded]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)

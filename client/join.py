@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import http.client
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from client import data
 from client.backends import names as backend_names
-from client.children import Child, free_port, new_secret, sigterm_as_interrupt
+from client.cache import write_atomically
+from client.children import Child, free_port, new_secret
 from client.config import Experiment, apply_setting, load_experiment
 from client.errors import ConfigError, did_you_mean
 from client.fields import find_config, parse, read_yaml
@@ -35,6 +37,9 @@ from client.worker.supervisor import hosted_worker
 POLL_S = 0.5
 ASK_S = 3.0
 """How often a server that is not there is asked again."""
+
+ANSWER_LIMIT_S = 5.0
+"""How long a server may take to say that it is there."""
 
 AGAIN_S = 5.0
 """Pause before what has ended is started again; a server may hold on to a node's former life for a
@@ -66,8 +71,8 @@ def describe(
     settings: tuple[str, ...] = (),
 ) -> Node:
     """A node from options; ConfigError or DataError names the one that cannot be."""
-    host, sep, port = server.rpartition(":")
-    if not sep or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    found = re.fullmatch(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", server, re.ASCII)
+    if found is None or not 0 < int(found[2]) < 65536:
         raise ConfigError(f"--server {server}: needs HOST:PORT, as in 127.0.0.1:8000")
     allowed = backend_names()
     if backend is not None and backend not in allowed:
@@ -75,8 +80,11 @@ def describe(
             f"--backend {backend}: allowed: {', '.join(allowed)}{did_you_mean(backend, allowed)}"
         )
     name = name or path.stem
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise ConfigError(f"--name {name!r}: allowed: letters, digits, '-', '_', '.'")
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(
+            f"--name {name!r}: allowed: letters, digits, '-', '_', '.', beginning with a letter, "
+            "a digit or '_'"
+        )
     dataset = data.load(str(path))  # a file that cannot be trained on is found now
     experiment = None
     if model is not None:
@@ -113,13 +121,13 @@ def _own_experiment(path: Path, settings: tuple[str, ...]) -> Experiment:
 
 
 def join(node: Node, tell: Tell) -> None:
-    """Be a node until interrupted (Ctrl-C, SIGTERM). ``tell`` is told what a person should know.
+    """Be a node until interrupted. ``tell`` is told what a person should know.
 
     ConfigError where another process is this node already.
     """
-    with _own(node) as identity, sigterm_as_interrupt():
+    with _own(node) as identity:
         tell(f"{node.name}: {node.num_examples} examples of {node.data.name}, for {node.server}")
-        with contextlib.suppress(KeyboardInterrupt), hosted_worker() as variables:
+        with contextlib.suppress(KeyboardInterrupt), hosted_worker(home=node.state) as variables:
             while True:
                 _wait_for_server(node, tell)
                 with _Life(node, identity, variables, tell) as life:
@@ -133,10 +141,12 @@ class _Life:
 
     def __init__(self, node: Node, identity: str, variables: dict[str, str], tell: Tell) -> None:
         self._node = node
-        self._identity = identity
         self._variables = variables
         self._tell = tell
-        self._secret = new_secret(node.state / "runtime.secret")
+        self._config = node.state / "node.json"
+        with _state_told(node):
+            self._secret = new_secret(node.state / "runtime.secret")
+            write_atomically(self._config, json.dumps(_config(node, identity)).encode(), 0o600)
         self._runtime = f"127.0.0.1:{free_port()}"
         self._log = node.state / "supernode.log"
         self._log.unlink(missing_ok=True)
@@ -156,23 +166,26 @@ class _Life:
 
     def watch(self) -> str:
         """Returns when the SuperNode has ended, and says why. A runner that ended is replaced."""
-        connected, there, asked_s = False, True, time.monotonic()
+        connected, trouble, asked_s = False, "", time.monotonic()
         while self._supernode.exit_code is None:
             time.sleep(POLL_S)
             if not connected and b"SuperNode ID:" in self._log.read_bytes():
                 connected = True
                 self._tell(f"{self._node.name}: connected to {self._node.server}")
             if self._runner.exit_code is not None:
-                self._tell(f"the runner has ended ({self._runner.last_words()}): started again")
+                self._tell(f"the runner has ended ({self._runner.how_it_ended()}): started again")
                 self._runner.stop()
                 self._children.remove(self._runner)
                 self._runner = self._start_runner()
             if time.monotonic() - asked_s > ASK_S:
-                there, before, asked_s = _reachable(self._node.server), there, time.monotonic()
-                if there != before:
-                    state = "is there again" if there else "does not answer: asking again"
-                    self._tell(f"server {self._node.server} {state}")
-        return f"the SuperNode has ended ({self._supernode.last_words()})"
+                trouble, before = _trouble(self._node.server), trouble
+                asked_s = time.monotonic()
+                if bool(trouble) != bool(before):
+                    state = f"does not answer ({trouble}): asking again"
+                    self._tell(
+                        f"server {self._node.server} {state if trouble else 'is there again'}"
+                    )
+        return f"the SuperNode has ended ({self._supernode.how_it_ended()})"
 
     def _start_supernode(self) -> Child:
         host, _, port = self._runtime.rpartition(":")
@@ -184,19 +197,10 @@ class _Life:
         return child
 
     def _start_runner(self) -> Child:
-        config: dict[str, str] = {
-            "name": self._node.name,
-            "data": str(self._node.data),
-            "identity": self._identity,
-        }
-        if self._node.backend is not None:
-            config["backend"] = self._node.backend
-        if self._node.experiment is not None:
-            config["experiment"] = json.dumps(self._node.experiment.to_dict())
         options = {
             "runtime": self._runtime,
             "secret": str(self._secret),
-            "node": json.dumps(config),
+            "node": str(self._config),
         }
         child = Child(
             "client.runner",
@@ -214,22 +218,43 @@ class _Life:
             child.stop()
 
 
+def _config(node: Node, identity: str) -> dict[str, str]:
+    """What the ClientApp finds in its context's node config."""
+    config = {"name": node.name, "data": str(node.data), "identity": identity}
+    if node.backend is not None:
+        config["backend"] = node.backend
+    if node.experiment is not None:
+        config["experiment"] = json.dumps(node.experiment.to_dict())
+    return config
+
+
 def _wait_for_server(node: Node, tell: Tell) -> None:
-    if _reachable(node.server):
-        return
-    tell(f"server {node.server} does not answer: asking again every {ASK_S:g} s")
-    while not _reachable(node.server):
+    told = ""
+    while trouble := _trouble(node.server):
+        if trouble != told:
+            tell(f"server {node.server} does not answer ({trouble}): asking every {ASK_S:g} s")
+            told = trouble
         time.sleep(ASK_S)
-    tell(f"server {node.server} is there")
+    if told:
+        tell(f"server {node.server} is there")
 
 
-def _reachable(server: str) -> bool:
+def _trouble(server: str) -> str:
+    """Why no Flower server answers there; nothing if one does.
+
+    That somebody accepts the connection means nothing: a tunnel does, whether or not there is a
+    server at its other end.
+    """
     host, _, port = server.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=ANSWER_LIMIT_S)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
-            return True
-    except OSError:
-        return False
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as e:
+        return (getattr(e, "strerror", None) or str(e) or type(e).__name__).lower()
+    finally:
+        connection.close()
+    return "" if status == HTTPStatus.OK else f"not Flower's: HTTP status {status}"
 
 
 def _state_home() -> Path:
@@ -241,11 +266,9 @@ def _state_home() -> Path:
 @contextlib.contextmanager
 def _own(node: Node) -> Iterator[str]:
     """The node's identity, which stays over restarts; one process at a time is this node."""
-    try:
+    with _state_told(node):
         node.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (node.state / "lock").open("a+")
-    except OSError as e:
-        raise ConfigError(f"--state {node.state}: cannot be used: {e.strerror or e}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,10 +278,23 @@ def _own(node: Node) -> Iterator[str]:
                 f"'{node.name}' has joined already (process {lock.read().strip()}, state in "
                 f"{node.state}): join with another --name, or another --state"
             ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
         file = node.state / "identity"
-        if not file.is_file():
-            file.write_text(uuid4().hex)
-        yield file.read_text().strip()
+        with _state_told(node):
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            if not file.is_file():
+                write_atomically(file, uuid4().hex.encode(), 0o600)
+            identity = file.read_text()
+        yield identity.strip()
+
+
+@contextlib.contextmanager
+def _state_told(node: Node) -> Iterator[None]:
+    """What cannot be written inside is the state folder's trouble."""
+    try:
+        yield
+    except OSError as e:
+        raise ConfigError(
+            f"--state {node.state}: cannot be used: {(e.strerror or str(e)).lower()}"
+        ) from None

@@ -1,6 +1,6 @@
 """Carries out the messages that a SuperNode receives, by the installed ClientApp.
 
-    python -m client.runner --runtime HOST:PORT --secret FILE --node JSON
+    python -m client.runner --runtime HOST:PORT --secret FILE --node FILE
 
 Flower's own runner unpacks the bundle of a run, puts it first on sys.path and runs what it holds,
 so that whoever submits a run decides which code nodes run. This one calls the ClientApp that is
@@ -141,12 +141,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="client.runner")
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--secret", required=True, type=Path)
-    parser.add_argument("--node", required=True, type=json.loads)
+    parser.add_argument("--node", required=True, type=Path, help="JSON")
     arguments = parser.parse_args()
     end_with_parent()
     _log_lines()
     try:
-        Runner(arguments.runtime, arguments.secret, arguments.node).run()
+        Runner(arguments.runtime, arguments.secret, json.loads(arguments.node.read_bytes())).run()
     except KeyboardInterrupt:  # how Flower's heartbeat says it
         raise SystemExit("the SuperNode has taken its task back") from None
 

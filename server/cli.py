@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from client.children import set_up_flower, sigterm_as_interrupt
+from client.children import set_up_flower, signals_as_interrupt
 from client.errors import MissingExtraError, PocketfedError
 
 INTERRUPTED = 130
@@ -18,7 +18,7 @@ PIPE_CLOSED = 141
 def main() -> None:
     """Entry point of the command."""
     _open_standard_streams()
-    with sigterm_as_interrupt():
+    with signals_as_interrupt():
         sys.exit(run(sys.argv[1:]))
 
 

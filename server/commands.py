@@ -140,6 +140,7 @@ def serve(
     if resume is not None and (settings or init or out):
         raise ConfigError("serve: --set, --init and --out go with EXPERIMENT, not with --resume")
     serving.check_host(host)
+    serving.check_wait(wait)
     with live.view() as observer:
         if experiment is not None:
             loaded = load_experiment(experiment, tuple(settings or ()))

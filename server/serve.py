@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from client.app import app
-from client.children import sigterm_as_interrupt
 from client.config import Experiment
 from client.data.shares import Shares
 from client.errors import ConfigError
@@ -65,6 +65,12 @@ def check_host(host: str) -> None:
         )
 
 
+def check_wait(wait_s: float) -> None:
+    """ConfigError for a time that is no number; an infinite one is for ever."""
+    if math.isnan(wait_s):
+        raise ConfigError("--wait nan: needs seconds, or inf to wait for ever")
+
+
 def _wanted(experiment: Experiment, nodes: int | None) -> int:
     wanted = nodes or experiment.data.partition.nodes
     if wanted is None:
@@ -86,6 +92,6 @@ def _carry_out(run: Run, wanted: int, port: int, observer: Observer, wait_s: flo
     if run.first_round > run.experiment.federation.rounds:  # nothing is left to do for nodes
         return run.carry_out(strategy, InlineGrid(app, (), {}), {}, held_out, observer)
     bundle = build_bundle(run.experiment, run.base)
-    with sigterm_as_interrupt(), deployment(bundle, port, run.folder.path) as grid:
+    with deployment(bundle, port, run.folder.path) as grid:
         observer.serving(f"{HOST}:{port}")
         return run.on_nodes(strategy, grid, wanted, held_out, observer, wait_s)

@@ -7,10 +7,12 @@ and passes on; what happens to a command is decided in supervisor.py.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import os
 import queue
+import re
 import secrets
 import shutil
 import socket
@@ -24,6 +26,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from client.children import MAX_SOCKET_PATH, temporary_home
 from client.errors import MismatchError, WorkerError
 from client.worker.protocol import ADDRESS_VARIABLE, TOKEN_KEY, TOKEN_VARIABLE, parts
 from client.worker.protocol.parts import Message
@@ -35,9 +38,6 @@ MAX_WAITING = 8
 
 THREADS = 2 * MAX_WAITING + 4
 """A call holds a thread of the server as long as it lasts; the worker must always find one."""
-
-MAX_SOCKET_PATH = 100
-"""Longer paths of Unix sockets are refused by some systems (Linux: above 107 bytes)."""
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +72,12 @@ class WorkerLink:
 class Broker:
     """See the module. ``address``: in gRPC's form; by default a new Unix socket.
 
-    WorkerError if nothing can listen there.
+    ``home``: the host's own folder, which no other process uses. WorkerError if nothing can
+    listen at the address.
     """
 
-    def __init__(self, address: str | None = None) -> None:
-        self.folder = _new_folder()
+    def __init__(self, address: str | None = None, home: Path | None = None) -> None:
+        self.folder = _new_folder(home)
         self.address = address or f"unix:{self.folder / 'broker'}"
         self.jobs: queue.Queue[Job] = queue.Queue(MAX_WAITING)
         self._links: dict[int, WorkerLink] = {}
@@ -134,7 +135,8 @@ class Broker:
     def close(self) -> None:
         """Hang up and remove the socket and the token."""
         self._server.stop(grace=0.5).wait()
-        shutil.rmtree(self.folder)
+        with contextlib.suppress(FileNotFoundError):  # somebody else has tidied up
+            shutil.rmtree(self.folder)
 
 
 class _TokenGate(grpc.ServerInterceptor):
@@ -235,11 +237,21 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, error: Exceptio
     context.abort(code, str(error))
 
 
-def _new_folder() -> Path:
-    """A folder for socket and token, with a path that is short enough for a socket."""
-    usual = tempfile.gettempdir()
-    short = usual if len(os.fsencode(usual)) < MAX_SOCKET_PATH - 30 else "/tmp"
-    return Path(tempfile.mkdtemp(prefix="pocketfed-", dir=short))
+def _new_folder(home: Path | None) -> Path:
+    """An empty folder for socket and token: ``home/broker``, or a temporary one.
+
+    Temporary files of a node that stays for weeks may be tidied up under its feet; but a socket's
+    path must be short, and without letters that mean something in an address.
+    """
+    if home is not None:
+        folder = home / "broker"
+        plain = re.fullmatch(r"[A-Za-z0-9/._-]+", str(folder)) is not None
+        if plain and len(f"{folder}/broker") <= MAX_SOCKET_PATH:
+            if folder.exists():  # of a former life that was killed
+                shutil.rmtree(folder)
+            folder.mkdir(mode=0o700)
+            return folder
+    return Path(tempfile.mkdtemp(prefix="pocketfed-", dir=temporary_home(room=30)))
 
 
 def _remove_if_stale(path: Path) -> None:

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from uuid import uuid4
 
 from client.children import Child
@@ -57,13 +58,15 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def hosted_worker(deadline_s: float | None = None) -> Iterator[dict[str, str]]:
+def hosted_worker(
+    deadline_s: float | None = None, home: Path | None = None
+) -> Iterator[dict[str, str]]:
     """A broker with a worker, as long as the context is open.
 
     Gives the variables that a ClientApp needs in its environment to train there. The worker starts
-    with the first command.
+    with the first command. ``home``: see Broker.
     """
-    broker = Broker()
+    broker = Broker(home=home)
     try:
         supervisor = Supervisor(broker, deadline_s)
         try:
@@ -136,7 +139,7 @@ class Supervisor:
     # -- one command ---------------------------------------------------------------------------
 
     def _carry_out(self, job: Job) -> tuple[Answer, bytes]:
-        events: list[Event] = []
+        events = self._ended_meanwhile()
         numpy_losses = 0
         while True:
             try:
@@ -151,6 +154,15 @@ class Supervisor:
                 continue
             answer.events.extend(convert.events_to_message(events))
             return answer, params
+
+    def _ended_meanwhile(self) -> list[Event]:
+        """A worker that ended between two commands is put away; for the record."""
+        if self._child is None or self._child.exit_code is None:
+            return []
+        event = Event("worker died", f"between two rounds: {self._died(Progress())}: started again")
+        log.warning("%s: %s", event.kind, event.message)
+        self._kill_worker()
+        return [event]
 
     def _after(self, lost: _LostError) -> list[Event]:
         """What is done about a lost worker, for the record."""
@@ -226,8 +238,6 @@ class Supervisor:
 
     def _worker(self) -> WorkerLink:
         """The connection of the worker that runs, or of a new one."""
-        if self._child is not None and self._child.exit_code is not None:
-            self._kill_worker()  # it ended between two commands
         if self._child is None:
             self._starts += 1
             self._child = Child(
@@ -274,7 +284,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):  # nobody is left of its session
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._child.process.wait()
-            self._child.log.unlink()
+            self._child.log.unlink(missing_ok=True)
             self._child = None
 
     def _wait_for_end(self, child: Child, limit_s: float) -> None:

@@ -91,10 +91,9 @@ class _Grid(HttpGrid):
         try:
             yield
         except httpx.TransportError as e:
-            ended = "has ended" if self._link.exit_code is not None else "does not answer"
-            raise RoundError(
-                f"the SuperLink {ended} ({e}); its last words: {self._link.last_words()}"
-            ) from None
+            ended = self._link.exit_code is not None
+            what = f"has ended: {self._link.how_it_ended()}" if ended else f"does not answer: {e}"
+            raise RoundError(f"the SuperLink {what}; see {self._link.log}") from None
 
 
 @contextlib.contextmanager
@@ -167,7 +166,7 @@ def _wait_for_health(link: Child, port: int) -> None:
     end_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < end_s:
         if link.exit_code is not None:
-            raise RoundError(f"the SuperLink ended: {link.last_words()}; see {link.log}")
+            raise RoundError(f"the SuperLink ended: {link.how_it_ended()}; see {link.log}")
         with (
             contextlib.suppress(urllib.error.URLError, OSError),
             urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2.0),

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -23,7 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from client import wire
 from client.app import app
-from client.children import environment
+from client.children import environment, signals_as_interrupt, temporary_home
 from client.errors import MissingExtraError, RoundError
 from server.engine.delegate import DelegatingGrid
 
@@ -148,11 +149,21 @@ def _ray() -> Iterator[None]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray hides GPUs from the nodes
         **environment(),
     }
-    with tempfile.TemporaryDirectory(prefix="pocketfed-ray-") as empty:
+    folder = tempfile.TemporaryDirectory(
+        prefix="pocketfed-",
+        dir=temporary_home(room=85),
+        ignore_cleanup_errors=True,  # Ray's processes may write a last line there
+    )
+    with folder as home:
+        empty = Path(home, "empty")
+        empty.mkdir()
         with _environment(quiet), contextlib.chdir(empty):
-            ray.init(include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+            ray.init(
+                include_dashboard=False, logging_level="ERROR", log_to_driver=False, _temp_dir=home
+            )
         try:
-            yield
+            with signals_as_interrupt():  # Ray has taken SIGTERM for itself
+                yield
         finally:
             ray.shutdown()
 

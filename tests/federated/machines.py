@@ -143,9 +143,10 @@ class Machines:
         self.programs.append(program)
         return program
 
-    def serve(self, label: str, *arguments: str, by: str = POCKETFED) -> Program:
+    def serve(self, label: str, *arguments: str, by: str = POCKETFED, **extra: str) -> Program:
         """A server; ``by`` is the program that is run."""
-        return self.start(label, by, "serve", *arguments, "--port", str(self.port), "--json")
+        command = (by, "serve", *arguments, "--port", str(self.port), "--json")
+        return self.start(label, *command, **extra)
 
     def join(self, label: str, data: Path, *arguments: str, **extra: str) -> Program:
         """A node."""

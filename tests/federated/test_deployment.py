@@ -120,10 +120,14 @@ def assert_close(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_three_nodes_end_as_the_inline_engine_does(here: Machines) -> None:
-    """To the end, warm from the second round on; then the nodes are stopped by SIGTERM."""
+    """To the end, warm from the second round on; then the nodes are stopped by signals.
+
+    The proxy that the environment names is nobody's way to this machine.
+    """
     file = prepare(here.folder)
-    server = here.serve("server", "small.yaml", "--out", "run")
-    nodes = join(here, 0, 1, 2)
+    proxy = {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1"}
+    server = here.serve("server", "small.yaml", "--out", "run", **proxy)
+    nodes = join(here, 0, 1, 2, **proxy)
     assert server.ends(120) == 0, server.text()
     assert "1 of 3 nodes connected" in server.text() or "2 of 3 nodes" in server.text()
     assert "3 of 3 nodes connected" in server.text()
@@ -138,8 +142,8 @@ def test_three_nodes_end_as_the_inline_engine_does(here: Machines) -> None:
         assert row.record is not None
         assert row.network_and_queue_s is not None
         assert row.network_and_queue_s > 0
-    for node in nodes:
-        assert node.interrupt(signal.SIGTERM) == 0, node.text()
+    for node, how in zip(nodes, (signal.SIGTERM, signal.SIGHUP, signal.SIGINT), strict=True):
+        assert node.interrupt(how) == 0, node.text()
         assert node.text().endswith("stopped\n")
 
 
@@ -331,13 +335,23 @@ def test_only_this_machine_is_served() -> None:
         serve.check_host("0.0.0.0")
 
 
+def test_the_time_to_wait_is_a_number() -> None:
+    serve.check_wait(float("inf"))
+    with pytest.raises(ConfigError, match="--wait nan: needs seconds"):
+        serve.check_wait(float("nan"))
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"server": "localhost"}, r"--server localhost: needs HOST:PORT"),
         ({"server": "localhost:99999"}, r"needs HOST:PORT"),
         ({"backend": "numpi"}, r"--backend numpi: allowed: .*did you mean 'numpy'"),
+        ({"server": "http://localhost:8000"}, r"needs HOST:PORT"),
+        ({"server": "::1:8000"}, r"needs HOST:PORT"),
+        ({"server": "localhost:٨٠"}, r"needs HOST:PORT"),
         ({"name": "a b"}, r"--name 'a b': allowed: letters"),
+        ({"name": ".."}, r"--name '..': allowed: letters"),
     ],
 )
 def test_a_node_that_cannot_be_is_one_line(

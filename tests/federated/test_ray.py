@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from machines import POCKETFED, machines
 from test_simulate import EXPERIMENT, base, experiment, weights
 
 from client.errors import MissingExtraError
@@ -71,6 +74,24 @@ def test_a_run_whose_nodes_all_fail_ends_with_the_first_cause(base: Path) -> Non
     with Store.read(base / "bad" / "run.db") as store:
         assert store.rounds() == []
         assert [e.kind for e in store.events()][-1] == "failed"
+
+
+@pytest.mark.slow
+def test_ended_by_sigterm_as_by_ctrl_c_with_nothing_left(base: Path) -> None:
+    """Ray takes the signal for itself, and keeps a folder for each session, unless told."""
+    pytest.importorskip("ray")
+    long = overlay(EXPERIMENT, {"federation": {"rounds": 10000}})
+    (base / "long.yaml").write_text(yaml.safe_dump(long))
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="p") as temporary, machines(base) as here:
+        command = (POCKETFED, "simulate", "long.yaml", "--engine", "ray", "--out", "ended")
+        program = here.start("ray", *command, TMPDIR=temporary)
+        program.waits_for("round 2/", 120)
+        (folder,) = Path(temporary).iterdir()
+        assert (folder / "session_latest").exists()
+        assert program.interrupt(signal.SIGTERM) == 130, program.text()
+        assert os.listdir(temporary) == []
+    assert program.text().splitlines()[-1] == "pocketfed: interrupted"
+    assert "SIGTERM" not in program.text()
 
 
 def test_without_ray_one_line_names_the_extra(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

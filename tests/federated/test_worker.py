@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -309,9 +310,11 @@ def test_a_worker_that_ended_between_rounds_is_replaced(host: Host, tmp_path: Pa
     assert pid is not None
     kill(pid)
     assert gone(pid)
-    outcome, _ = a_round(session)
+    outcome, record = a_round(session)
     assert_equal(outcome, here(tmp_path))
     assert host.supervisor.worker_pid != pid
+    assert events(record) == ["worker died"]
+    assert record.events[0].message.startswith("between two rounds: SIGKILL")
 
 
 def test_where_numpy_fails_too_the_clientapp_is_told(host: Host) -> None:
@@ -530,6 +533,36 @@ def test_the_hosted_worker_is_found_through_its_variables(tmp_path: Path) -> Non
             a_round(RemoteSession(experiment, tmp_path, address, token))[0], here(tmp_path)
         )
     assert not Path(address.removeprefix("unix:")).parent.exists()
+
+
+@pytest.mark.parametrize("name", ["short", "with space", "x" * 80])
+def test_socket_and_token_lie_in_the_hosts_folder_if_its_path_can_be_a_sockets(
+    tmp_path: Path, name: str
+) -> None:
+    """There nobody tidies up, and what a host that was killed left behind is taken over."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        home = Path(short, name)
+        (home / "broker").mkdir(parents=True)
+        (home / "broker" / "token").write_text("of a former life")
+        with hosted_worker(home=home) as variables:
+            folder = Path(variables[ADDRESS_VARIABLE].removeprefix("unix:")).parent
+            assert (folder == home / "broker") == (name == "short")
+            assert folder.stat().st_mode & 0o777 == 0o700
+            session = RemoteSession(
+                fakes.experiment(tmp_path, **NUMPY),
+                tmp_path,
+                variables[ADDRESS_VARIABLE],
+                read_token(variables),
+            )
+            assert_equal(a_round(session)[0], here(tmp_path))
+        assert not folder.exists()
+
+
+def test_a_host_whose_folder_was_tidied_up_ends_in_order(tmp_path: Path) -> None:
+    with hosted(tmp_path) as host:
+        a_round(host.session(**NUMPY))
+        shutil.rmtree(host.broker.folder)
+    assert host.supervisor.worker_pid is None
 
 
 def test_an_isolated_simulation_ends_as_one_in_this_process(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""A node's own part: is the server there, and what is kept in the node's folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import join
+from client.children import free_port
+from client.errors import ConfigError
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+class Another(Healthy):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+
+@contextmanager
+def answering(handler: type[Healthy]) -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextmanager
+def tunnel_without_a_server() -> Iterator[str]:
+    """As ssh's, which accepts a connection before it finds that the other end refuses it."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+
+        def hang_up() -> None:
+            s.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{s.getsockname()[1]}"
+        thread.join(10)
+
+
+def test_a_server_is_there_when_it_says_so() -> None:
+    with answering(Healthy) as server:
+        assert join._trouble(server) == ""
+    with answering(Another) as server:
+        assert join._trouble(server) == "not Flower's: HTTP status 404"
+    with tunnel_without_a_server() as server:
+        assert join._trouble(server) != ""
+    assert join._trouble(f"127.0.0.1:{free_port()}") == "connection refused"
+
+
+def node(folder: Path, name: str = "node") -> join.Node:
+    return join.Node("127.0.0.1:1", name, folder / "x.npz", 1, folder / "state")
+
+
+def test_the_identity_stays_and_is_this_users_alone(tmp_path: Path) -> None:
+    with join._own(node(tmp_path)) as identity:
+        file = tmp_path / "state" / "identity"
+        assert len(identity) == 32
+        assert file.stat().st_mode & 0o777 == 0o600
+    with join._own(node(tmp_path)) as again:
+        assert again == identity
+
+
+def test_a_full_disk_names_the_folder_and_leaves_no_half_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    said = rf"--state {tmp_path}/state: cannot be used: no space left on device"
+    with pytest.raises(ConfigError, match=said), join._own(node(tmp_path)):
+        pass
+    assert [p.name for p in (tmp_path / "state").iterdir()] == ["lock"]
+
+
+def test_who_the_node_is_stands_in_a_file_and_on_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other users can read command lines; and a large model would not fit there."""
+    started: list[list[str]] = []
+
+    class Recorded:
+        def __init__(self, module: str, arguments: list[str], *rest: Any, **more: Any) -> None:
+            started.append(arguments)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(join, "Child", Recorded)
+    with (
+        join._own(node(tmp_path)) as identity,
+        join._Life(node(tmp_path), identity, {}, print),
+    ):
+        file = tmp_path / "state" / "node.json"
+        assert json.loads(file.read_text())["identity"] == identity
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert str(file) in started[-1]
+        assert not any(identity in text for arguments in started for text in arguments)
