@@ -11,6 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from client.errors import RoundError
 from client.timing import on_phase
 from server import compare, console
 from server.observer import Observer, Result
@@ -40,12 +41,17 @@ def view() -> Iterator[Observer]:
 
 @contextmanager
 def _told(lines: PlainLines) -> Iterator[PlainLines]:
-    """Nodes of this process tell their phases; after Ctrl-C it is said how to go on."""
+    """Nodes of this process tell their phases; after Ctrl-C it is said how to go on, and where
+    nodes of other machines failed a run too."""
     token = on_phase.set(lines.phase_began)
     try:
         yield lines
     except KeyboardInterrupt:
         lines.interrupted()
+        raise
+    except RoundError:
+        if lines.port is not None:
+            lines.interrupted()
         raise
     finally:
         on_phase.reset(token)
@@ -58,7 +64,7 @@ class PlainLines(Observer):
         self._out = console.console()
         self._rounds = 0
         self._folder: Path | None = None
-        self._command = "simulate"
+        self.port: int | None = None
         self._building_was_said = False
 
     def run_started(
@@ -75,7 +81,7 @@ class PlainLines(Observer):
             self._line("preparing devices: kernels are built and checked once for each model")
 
     def serving(self, address: str) -> None:
-        self._command = "serve"
+        self.port = int(address.rpartition(":")[2])
         self._line(f"nodes can join: pocketfed join --server {address} --data FILE.npz")
 
     def waiting(self, connected: int, wanted: int) -> None:
@@ -93,7 +99,8 @@ class PlainLines(Observer):
     def interrupted(self) -> None:
         """What was done stays in the run's folder, if there is one yet."""
         if self._folder is not None:
-            self._line(f"to go on: pocketfed {self._command} --resume {quote(str(self._folder))}")
+            command = "simulate" if self.port is None else f"serve --port {self.port}"
+            self._line(f"to go on: pocketfed {command} --resume {quote(str(self._folder))}")
 
     def _line(self, text: str) -> None:
         self._out.print(text, soft_wrap=True)

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from client.errors import RoundError
 from client.record import NodeRecord, Placement
 from client.timing import RoundClock, on_phase
 from server import console, live
@@ -208,6 +209,23 @@ def test_after_an_interruption_it_is_said_how_to_go_on(capsys: pytest.CaptureFix
     assert capsys.readouterr().out.splitlines()[-1] == (
         "to go on: pocketfed simulate --resume 'runs/a b'"
     )
+
+
+def test_a_served_run_goes_on_at_the_port_where_its_nodes_look(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also after a failure, as where too few nodes were left."""
+
+    def fails() -> None:
+        with live.view() as observer:
+            observer.serving("127.0.0.1:8123")
+            observer.run_started(Path("runs/a"), "tiny", 2, NODES, 1)
+            raise RoundError("0 of 1 nodes gave a usable reply")
+
+    with pytest.raises(RoundError):
+        fails()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "to go on: pocketfed serve --port 8123 --resume runs/a"
 
 
 def test_an_interruption_before_the_run_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
