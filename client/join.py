@@ -229,11 +229,11 @@ def _config(node: Node, identity: str) -> dict[str, str]:
 
 
 def _wait_for_server(node: Node, tell: Tell) -> None:
-    told = ""
+    told: set[str] = set()
     while trouble := _trouble(node.server):
-        if trouble != told:
+        if trouble not in told:  # a tunnel hangs up in more than one way
             tell(f"server {node.server} does not answer ({trouble}): asking every {ASK_S:g} s")
-            told = trouble
+            told.add(trouble)
         time.sleep(ASK_S)
     if told:
         tell(f"server {node.server} is there")

@@ -67,6 +67,19 @@ def test_a_server_is_there_when_it_says_so() -> None:
     assert join._trouble(f"127.0.0.1:{free_port()}") == "connection refused"
 
 
+def test_each_trouble_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["reset", "closed", "reset", "closed", ""])
+    monkeypatch.setattr(join, "_trouble", lambda server: next(answers))
+    monkeypatch.setattr(join, "ASK_S", 0.01)
+    told: list[str] = []
+    join._wait_for_server(node(tmp_path), told.append)
+    assert told == [
+        "server 127.0.0.1:1 does not answer (reset): asking every 0.01 s",
+        "server 127.0.0.1:1 does not answer (closed): asking every 0.01 s",
+        "server 127.0.0.1:1 is there",
+    ]
+
+
 def node(folder: Path, name: str = "node") -> join.Node:
     return join.Node("127.0.0.1:1", name, folder / "x.npz", 1, folder / "state")
 
