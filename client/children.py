@@ -38,6 +38,9 @@ MAX_SOCKET_PATH = 100
 FURTHER_READING = "For more information"
 """How Flower and httpx begin the line with a page's address."""
 
+PROGRESS = r"(INFO|WARNING)\s*:"
+"""How Flower and uvicorn begin lines that give no reason for an end."""
+
 
 def set_up_flower() -> None:
     """Settings for Flower in this process; to be called before it is imported."""
@@ -125,9 +128,11 @@ class Child:
         return self.process.poll()
 
     def how_it_ended(self) -> str:
-        """The signal that ended it, else its last words; once it has ended."""
+        """The signal that ended it, or "in good order", else its last words."""
         code = self.exit_code
-        return self.last_words() if code is None or code >= 0 else signal.Signals(-code).name
+        if code == 0:
+            return "in good order"
+        return self.last_words() if code is None or code > 0 else signal.Signals(-code).name
 
     def last_words(self) -> str:
         """What its log says of why it ended, in one line."""
@@ -139,7 +144,7 @@ class Child:
             lines = reason.partition("\n\n")[0].splitlines()
             return " ".join(line.strip() for line in lines if not line.startswith(FURTHER_READING))
         said = (line.strip() for line in reversed(text.splitlines()))
-        useful = (line for line in said if line and not re.match(r"INFO\s*:", line))
+        useful = (line for line in said if line and not re.match(PROGRESS, line))
         return next(useful, "nothing logged")
 
     def stop(self) -> None:

@@ -185,6 +185,8 @@ class _Life:
                     self._tell(
                         f"server {self._node.server} {state if trouble else 'is there again'}"
                     )
+        if self._supernode.exit_code == 0:
+            return "the server does not know this node any more, as after a new start"
         return f"the SuperNode has ended ({self._supernode.how_it_ended()})"
 
     def _start_supernode(self) -> Child:

@@ -226,10 +226,11 @@ def test_a_server_that_was_killed_goes_on_where_it_was(here: Machines) -> None:
     wait_for_round(first, run, 2)
     first.crash()
     assert 2 <= rounds_done(run) < 4
-    nodes[0].waits_for("does not answer")
+    nodes[0].waits_for("does not answer (connection refused): asking again")
     second = here.serve("second", "--resume", "run", "--wait", "100")
     assert second.ends(120) == 0, second.text()
     assert result(second)["resumed_from_round"] >= 2
+    assert "the server does not know this node any more" in nodes[0].text()
     simulate.start(load_experiment(file), here.folder, here.folder / "inline")
     assert_close(weights(run), weights(here.folder / "inline"))
 

@@ -42,7 +42,7 @@ def test_loopback_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch) ->
             "method ('POST')' for url 'http://127.0.0.1:1/v1/fleet/register-node' The SuperNode "
             "could not establish a connection to the SuperLink.",
         ),
-        ("INFO :      Sent successfully\n\n", "nothing logged"),
+        ("WARNING :   EXPERIMENTAL\nINFO :      Sent successfully\n\n", "nothing logged"),
         ("ValueError: no\nINFO:     Shutting down\n", "ValueError: no"),
     ],
 )
@@ -50,7 +50,8 @@ def test_the_last_words_are_the_reason(tmp_path: Path, log: str, said: str) -> N
     child = Child("platform", [], tmp_path, tmp_path / "log")
     child.process.wait(30)
     child.log.write_text(log)
-    assert child.how_it_ended() == said
+    assert child.last_words() == said
+    assert child.how_it_ended() == "in good order"
 
 
 def test_a_child_that_was_killed_has_no_last_words(tmp_path: Path) -> None:
