@@ -118,36 +118,6 @@ def assert_close(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_three_nodes_end_as_the_inline_engine_does(here: Machines) -> None:
-    """To the end, warm from the second round on; then the nodes are stopped by signals.
-
-    The proxy that the environment names is nobody's way to this machine.
-    """
-    file = prepare(here.folder)
-    proxy = {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1"}
-    server = here.serve("server", "small.yaml", "--out", "run", **proxy)
-    nodes = join(here, 0, 1, 2, **proxy)
-    assert server.ends(120) == 0, server.text()
-    assert "1 of 3 nodes connected" in server.text() or "2 of 3 nodes" in server.text()
-    assert "3 of 3 nodes connected" in server.text()
-    assert result(server)["rounds"] == 3
-    simulate.start(load_experiment(file), here.folder, here.folder / "inline")
-    assert_close(weights(here.folder / "run"), weights(here.folder / "inline"))
-    rows = node_rounds(here.folder / "run")
-    assert {(r.round, r.partition, r.status) for r in rows} == {
-        (n, f"node-{i}", "ok") for n in (1, 2, 3) for i in range(3)
-    }
-    for row in rows:
-        assert row.record is not None
-        assert row.network_and_queue_s is not None
-        assert row.network_and_queue_s > 0
-    for node, how in zip(nodes, (signal.SIGTERM, signal.SIGHUP, signal.SIGINT), strict=True):
-        assert node.interrupt(how) == 0, node.text()
-        assert node.text().endswith("stopped\n")
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) -> None:
     """Later replies than the deadline are left out; the node takes part again when it is free."""
@@ -218,21 +188,43 @@ def test_nodes_that_come_late_crash_or_lose_their_app(here: Machines) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_server_that_was_killed_goes_on_where_it_was(here: Machines) -> None:
-    """Its nodes stay, and find the new one by themselves; the weights are as if nothing were."""
+    """Its nodes stay warm, and find the new one by themselves; the weights are as if nothing were,
+    and as on the inline engine. Then the nodes are stopped by signals.
+
+    The proxy that the environment names is nobody's way to this machine.
+    """
     file = prepare(here.folder, federation={"rounds": 4})
     run = here.folder / "run"
-    first = here.serve("first", "small.yaml", "--out", "run")
-    nodes = join(here, 0, 1, 2)
+    proxy = {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1"}
+    first = here.serve("first", "small.yaml", "--out", "run", **proxy)
+    nodes = join(here, 0, 1, 2, **proxy)
     wait_for_round(first, run, 2)
+    assert "1 of 3 nodes connected" in first.text() or "2 of 3 nodes" in first.text()
+    assert "3 of 3 nodes connected" in first.text()
+    workers = [node.child("client.worker.process") for node in nodes]
     first.crash()
     assert 2 <= rounds_done(run) < 4
     nodes[0].waits_for("does not answer (connection refused): asking again")
-    second = here.serve("second", "--resume", "run", "--wait", "100")
+    second = here.serve("second", "--resume", "run", "--wait", "100", **proxy)
     assert second.ends(120) == 0, second.text()
+    assert result(second)["rounds"] == 4
     assert result(second)["resumed_from_round"] >= 2
     assert "the server does not know this node any more" in nodes[0].text()
     simulate.start(load_experiment(file), here.folder, here.folder / "inline")
     assert_close(weights(run), weights(here.folder / "inline"))
+    with Store.read(run / "run.db") as store:
+        rows = store.node_rounds()
+    assert {(r.round, r.partition, r.status) for r in rows} == {
+        (n, f"node-{i}", "ok") for n in (1, 2, 3, 4) for i in range(3)
+    }
+    for row in rows:
+        assert row.record is not None
+        assert row.network_and_queue_s is not None
+        assert row.network_and_queue_s > 0
+    assert [node.child("client.worker.process") for node in nodes] == workers
+    for node, how in zip(nodes, (signal.SIGTERM, signal.SIGHUP, signal.SIGINT), strict=True):
+        assert node.interrupt(how) == 0, node.text()
+        assert node.text().endswith("stopped\n")
 
 
 OLD = "import client\nclient.__version__ = '0.0.9'\n"
