@@ -1,0 +1,57 @@
+"""What every layer is, and what the families of layers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, NamedTuple
+
+from client.errors import ModelError
+
+Shape = tuple[int, ...]
+
+
+class ParamSpec(NamedTuple):
+    """One parameter tensor of a layer: suffix of its name, shape, fan-in of its initialisation."""
+
+    suffix: str
+    shape: Shape
+    fan_in: int
+
+
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    """``3`` -> ``(3, 3)``: the same in both spatial directions."""
+    return (value, value) if isinstance(value, int) else value
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Base: no parameters, output as input, one operation per element."""
+
+    kind: ClassVar[str] = ""
+
+    def output_shape(self, x: Shape) -> Shape:
+        """Shape of the output for an input of shape ``x``; ModelError if it cannot be."""
+        return x
+
+    def params(self, x: Shape) -> tuple[ParamSpec, ...]:
+        """Parameter tensors for an input of shape ``x``."""
+        return ()
+
+    def flops(self, x: Shape) -> int:
+        """Operations of the forward pass for one example; a multiply-add counts as two."""
+        return prod(self.output_shape(x))
+
+
+def image_shape(layer: Layer, x: Shape) -> tuple[int, int, int]:
+    if len(x) != 3:
+        raise ModelError(
+            f"{layer.kind} needs an input of shape (channels, height, width), found {x}"
+        )
+    return x[0], x[1], x[2]
+
+
+def require_positive(layer: Layer, **values: int | tuple[int, int] | None) -> None:
+    for key, value in values.items():
+        if value is not None and min(pair(value)) < 1:
+            raise ModelError(f"{layer.kind}: {key}: must be at least 1, found {value}")
