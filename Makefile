@@ -42,6 +42,7 @@ $(STAMP)-demo: pyproject.toml | $(VENV)/bin/pip
 
 $(STAMP)-dev: pyproject.toml | $(VENV)/bin/pip
 	$(BIN)/pip install -q -e '.[dev]' $(if $(POCL),'$(POCL)')
+	$(BIN)/pip install -q --no-deps 'aeon>=1.0'  # its files alone: see the extra timeseries
 	touch $@ $(STAMP)-demo
 
 # by the generators whose output works with the oldest grpcio and protobuf that Flower admits

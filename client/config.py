@@ -50,7 +50,7 @@ class PartitionConfig:
 class DataConfig:
     """Where examples come from and how they are shared out."""
 
-    source: str  # mnist, digits, or a path: .npz, a folder with IDX files, *-images-idx3-ubyte[.gz]
+    source: str  # a packaged set (mnist, …), or a path: see client/data/sources.py
     partition: PartitionConfig
     holdout: int = 0  # examples kept centrally to evaluate the global model
     node_holdout: float = 0.0  # share of a node's examples kept by it to evaluate

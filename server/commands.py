@@ -242,7 +242,9 @@ def model(
 @app.command()
 def evaluate(
     path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model file of a run.")],
-    source: Annotated[str, typer.Option("--data", help="mnist, digits, or a data file.")],
+    source: Annotated[
+        str, typer.Option("--data", help="A packaged set (mnist, …) or a data file.")
+    ],
     backend: BackendName = "numpy",
     as_json: Json = False,
 ) -> None:
@@ -261,7 +263,9 @@ def evaluate(
 @app.command()
 def predict(
     path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model file of a run.")],
-    source: Annotated[str, typer.Option("--data", help="mnist, digits, or a data file.")],
+    source: Annotated[
+        str, typer.Option("--data", help="A packaged set (mnist, …) or a data file.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Write all predictions to this CSV file.")
     ] = None,
@@ -286,7 +290,7 @@ def predict(
 
 @data_app.command("split")
 def data_split(
-    source: Annotated[str, typer.Argument(help="mnist, digits, or a data file.")],
+    source: Annotated[str, typer.Argument(help="A packaged set (mnist, …) or a data file.")],
     out: Annotated[Path, typer.Option(help="Folder for one .npz per node.")],
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
     kind: Annotated[str, typer.Option(help="iid, dirichlet, shards or column.")] = "iid",

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from client.data.cifar import is_cifar10, load_cifar10
 from client.data.dataset import Dataset
 from client.data.idx import IMAGES, load_folder, load_idx
 from client.data.npz import load_npz, load_npz_inputs
@@ -19,10 +20,11 @@ from client.model.graph import Model
 def load(source: str, base: Path | None = None) -> Dataset:
     """The data set that ``source`` names.
 
-    ``mnist`` and ``digits`` come from packages (extra ``data``); everything else is a path: an
-    .npz file, an IDX images file with its labels beside it, or a folder with an IDX training
-    pair. A relative path is looked for below ``base`` (the experiment's folder), then below the
-    working directory. A folder that is called as a packaged data set is written ``./mnist``.
+    The names in ``PACKAGED`` come from packages (extras ``data``, ``timeseries``); everything else
+    is a path: an .npz file, an IDX images file with its labels beside it, a folder with an IDX
+    training pair, or one with the binary version of CIFAR-10. A relative path is looked for below
+    ``base`` (the experiment's folder), then below the working directory. A folder that is called
+    as a packaged data set is written ``./mnist``.
 
     Raises DataError for a source that is unknown, missing or damaged, MissingExtraError where a
     package is not installed.
@@ -31,14 +33,14 @@ def load(source: str, base: Path | None = None) -> Dataset:
         return load_packaged(source)
     path = _find(source, base)
     if path.is_dir():
-        return load_folder(path)
+        return load_cifar10(path) if is_cifar10(path) else load_folder(path)
     if path.suffix == ".npz":
         return load_npz(path)
     if IMAGES.fullmatch(path.name):
         return load_idx(path)
     raise DataError(
         f"{path}: not a known kind of data file; allowed: .npz, *-images-idx3-ubyte[.gz], "
-        "a folder with an IDX training pair"
+        "a folder with an IDX training pair or with CIFAR-10's data_batch_*.bin"
     )
 
 
