@@ -1,4 +1,4 @@
-"""Flower's ServerApp: the rounds of server/rounds.py on whatever nodes Flower's runtime brings.
+"""Flower's ServerApp: the rounds of server/engine on whatever nodes Flower's runtime brings.
 
 The run's config carries ``experiment`` (the resolved experiment as JSON text), ``base`` (the
 folder that its relative paths start from) and, if it should not be under runs/, ``out``.
@@ -16,8 +16,10 @@ from client.config import Experiment
 from client.data.shares import Shares
 from client.fields import parse
 from client.model import build_model
+from server.engine.roster import gather
+from server.engine.strategies import strategy_of
 from server.observer import Observer
-from server.run import new_run, strategy_of
+from server.run import new_run
 
 WAIT_S = 600.0
 """How long nodes may take to connect, before the first round and before each other one."""
@@ -36,6 +38,8 @@ def main(grid: Grid, context: Context) -> None:
     model = build_model(experiment.model, f"{experiment.name}: model")
     shares = Shares(experiment, model, base)
     wanted = len(shares.names)
-    strategy = strategy_of(experiment, wanted)
+    strategy_of(experiment, wanted)  # complains before a folder is made
     with new_run(experiment, base, out) as run:
-        run.on_nodes(strategy, grid, wanted, shares.held_out, Observer(), WAIT_S)
+        observer = Observer()
+        nodes = gather(grid, experiment.federation, wanted, WAIT_S, run.store, observer)
+        run.carry_out(nodes, shares.held_out, observer)

@@ -20,7 +20,7 @@ from client.errors import DataError, StoreError
 from client.model import Model, build_model
 from client.model.graph import Float32Array
 from client.worker.devices import Devices
-from server.checkpoint import load_model_file
+from server.model_file import load_model_file
 
 BATCH = 256
 

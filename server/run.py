@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Context
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from client import backends, trainer
 from client.config import Experiment
@@ -24,13 +21,14 @@ from client.data import Dataset
 from client.errors import ConfigError, DataError, PocketfedError, StoreError
 from client.fields import parse
 from client.model import Model, build_model, initialise
-from server.checkpoint import Checkpoints, State, load_arrays, restore_strategy, save_model
+from server.engine.checkpoint import Checkpoints, State, restore_strategy
+from server.engine.nodes import Nodes
+from server.engine.rounds import Arrays, Choices, Evaluation, Rounds
+from server.engine.strategies import strategy_of
 from server.folder import RunFolder, versions
+from server.model_file import load_arrays, save_model
 from server.observer import Observer, Result
-from server.roster import Roster
-from server.rounds import Arrays, Choices, Evaluation, Rounds
 from server.store import RunInfo, Store, now
-from server.strategies import build_strategy
 
 EVALUATION_BATCH = 256
 
@@ -59,66 +57,16 @@ class Run:
         """The first round that is not whole yet."""
         return self.state.round + 1 if self.state else 1
 
-    def on_nodes(
-        self,
-        strategy: Strategy,
-        grid: Grid,
-        wanted: int,
-        held_out: Dataset | None,
-        observer: Observer,
-        wait_s: float,
-    ) -> Result:
-        """All rounds that are left, on nodes that come and go.
-
-        Begins once ``wanted`` nodes are there, or after ``wait_s`` with those that are, if they
-        are at least ``federation.quorum``; each later round waits as long for that many.
-        """
-
-        def note(kind: str, message: str, partition: str | None) -> None:
-            self.store.add_event(kind, message, None, partition)
-            observer.note(kind, message, partition)
-
-        quorum = self.experiment.federation.quorum
-        roster = Roster(grid, note, self.experiment.federation.allow_foreign)
-        names = roster.wait(wanted, quorum, wait_s, observer.waiting)
-        if len(names) < wanted:
-            note("nodes", f"begins with {len(names)} of {wanted} nodes after {wait_s:g} s", None)
-        return self.carry_out(
-            strategy,
-            grid,
-            names,
-            held_out,
-            observer,
-            refresh=lambda: roster.wait(quorum, quorum, wait_s, observer.waiting),
-            foreign=roster.foreign,
-        )
-
-    def carry_out(
-        self,
-        strategy: Strategy,
-        grid: Grid,
-        names: Mapping[int, str],
-        held_out: Dataset | None,
-        observer: Observer,
-        contexts: Mapping[int, Context] | None = None,
-        refresh: Callable[[], dict[int, str]] | None = None,
-        foreign: Collection[str] = (),
-    ) -> Result:
-        """All rounds that are left, then the model file.
-
-        ``names``: node id -> partition name. ``held_out``: the central examples. ``contexts``:
-        the nodes' contexts by node id, where the engine has them; their state goes into
-        checkpoints and comes back from them. ``refresh``: who is there before each round, where
-        nodes come and go. ``foreign``: names of nodes that run another ClientApp than ours.
-        """
+    def carry_out(self, nodes: Nodes, held_out: Dataset | None, observer: Observer) -> Result:
+        """All rounds that are left, then the model file. ``held_out``: the central examples."""
         began_s = time.monotonic()
-        by_name = {names[node_id]: context for node_id, context in (contexts or {}).items()}
-        self.store.add_nodes(dict(names))
+        strategy = strategy_of(self.experiment, nodes.wanted)
+        self.store.add_nodes(dict(nodes.names))
         observer.run_started(
             self.folder.path,
             self.experiment.name,
             self.experiment.federation.rounds,
-            sorted(names.values()),
+            sorted(nodes.names.values()),
             self.first_round,
         )
         for kind, message in self.notes:
@@ -127,22 +75,17 @@ class Run:
             log.warning("%s: %s", kind, message)
         if self.state is not None:
             restore_strategy(strategy, self.state.strategy)
-            for name, records in self.state.nodes.items():
-                by_name[name].state = records
+            nodes.restore(self.state.nodes)
         rounds = Rounds(
             experiment=self.experiment,
             model=self.model,
-            grid=grid,
-            names=names,
+            nodes=nodes,
             strategy=strategy,
             store=self.store,
             checkpoints=Checkpoints(self.folder.checkpoints),
             evaluate=None if held_out is None else central_evaluation(self.model, held_out),
             observer=observer,
             choices=self.choices,
-            node_states=lambda: {n: c.state for n, c in by_name.items() if c.state},
-            refresh=refresh,
-            foreign=foreign,
         )
         arrays = rounds.run(self.state.arrays if self.state else self.initial, self.first_round)
         result = self._finish(arrays, time.monotonic() - began_s)
@@ -295,18 +238,6 @@ def changed_versions(recorded: dict[str, str], found: dict[str, str]) -> list[tu
         for name in sorted({*recorded, *found})
         if recorded.get(name) != found.get(name)
     ]
-
-
-def strategy_of(experiment: Experiment, num_nodes: int) -> Strategy:
-    """The experiment's strategy for a federation of ``num_nodes``; ConfigError if it cannot be."""
-    federation = experiment.federation
-    return build_strategy(
-        federation.strategy,
-        num_nodes,
-        federation.nodes_per_round or num_nodes,
-        federation.evaluate_nodes,
-        f"{experiment.name}: federation.strategy",
-    )
 
 
 def central_evaluation(model: Model, held_out: Dataset) -> Evaluation:

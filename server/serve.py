@@ -13,8 +13,11 @@ from client.model import build_model
 from server.engine.bundle import build_bundle
 from server.engine.deployment import HOST, check_port, deployment
 from server.engine.inline import InlineGrid
+from server.engine.nodes import Nodes
+from server.engine.roster import gather
+from server.engine.strategies import strategy_of
 from server.observer import Observer, Result
-from server.run import Run, given_parameters, new_run, resumed_run, strategy_of
+from server.run import Run, given_parameters, new_run, resumed_run
 
 DEFAULT_WAIT_S = 600.0
 
@@ -37,7 +40,6 @@ def start(
     model = build_model(experiment.model, f"{experiment.name}: model")
     initial = given_parameters(init, model) if init else None
     wanted = _wanted(experiment, nodes)
-    strategy_of(experiment, wanted)
     check_port(port)
     with new_run(experiment, base, out, initial) as run:
         return _carry_out(run, wanted, port, observer, wait_s)
@@ -81,6 +83,7 @@ def _wanted(experiment: Experiment, nodes: int | None) -> int:
     quorum = experiment.federation.quorum
     if wanted < quorum:
         raise ConfigError(f"--nodes {wanted}: federation.quorum asks for at least {quorum}")
+    strategy_of(experiment, wanted)  # complains if they cannot be sampled as it asks
     return wanted
 
 
@@ -88,10 +91,11 @@ def _carry_out(run: Run, wanted: int, port: int, observer: Observer, wait_s: flo
     held_out = None
     if run.experiment.data.holdout:  # else the server needs no data at all
         held_out = Shares(run.experiment, run.model, run.base).held_out
-    strategy = strategy_of(run.experiment, wanted)
-    if run.first_round > run.experiment.federation.rounds:  # nothing is left to do for nodes
-        return run.carry_out(strategy, InlineGrid(app, (), {}), {}, held_out, observer)
+    federation = run.experiment.federation
+    if run.first_round > federation.rounds:  # nothing is left to do for nodes
+        return run.carry_out(Nodes(InlineGrid(app, (), {}), {}, wanted), held_out, observer)
     bundle = build_bundle(run.experiment, run.base)
     with deployment(bundle, port, run.folder.path) as grid:
         observer.serving(f"{HOST}:{port}")
-        return run.on_nodes(strategy, grid, wanted, held_out, observer, wait_s)
+        found = gather(grid, federation, wanted, wait_s, run.store, observer)
+        return run.carry_out(found, held_out, observer)

@@ -14,18 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from flwr.serverapp.strategy import Strategy
-
 from client.app import app, session_of
 from client.config import Experiment
 from client.errors import ConfigError, StoreError
 from client.model import build_model
 from client.worker.session import NodeSession, Session
 from server.engine.inline import InlineGrid
+from server.engine.nodes import Nodes
 from server.engine.ray import START_LIMIT_S, require_ray, simulation
+from server.engine.roster import gather
+from server.engine.rounds import Choices
+from server.engine.strategies import strategy_of
 from server.folder import RunFolder, versions
 from server.observer import Observer, Result
-from server.rounds import Choices
 from server.run import (
     Run,
     changed_versions,
@@ -34,7 +35,6 @@ from server.run import (
     new_run,
     recorded_experiment,
     resumed_run,
-    strategy_of,
 )
 from server.store import Store
 
@@ -60,11 +60,11 @@ def start(
     initial = given_parameters(init, model) if init else None
     _check(engine, isolate)
     with _session(experiment, base, isolate) as session:
-        strategy = strategy_of(experiment, len(session.shares.names))
+        strategy_of(experiment, len(session.shares.names))  # complains before a folder is made
         if isinstance(session, Session):
-            session.devices.usable()  # complains before a folder is made
+            session.devices.usable()  # so does this
         with new_run(experiment, base, out, initial) as run:
-            return _carry_out(run, strategy, session, observer, engine)
+            return _carry_out(run, session, observer, engine)
 
 
 def resume(
@@ -76,8 +76,7 @@ def resume(
     """Go on with a run after its last whole round; a run that is finished stays as it is."""
     _check(engine, isolate)
     with resumed_run(path) as run, _session(run.experiment, run.base, isolate) as session:
-        strategy = strategy_of(run.experiment, len(session.shares.names))
-        return _carry_out(run, strategy, session, observer, engine)
+        return _carry_out(run, session, observer, engine)
 
 
 def replay(
@@ -109,10 +108,11 @@ def replay(
         model = build_model(experiment.model, f"{folder.db}: model")
         initial = initial_parameters(folder, model, experiment.seed)
     base = Path(info.base)
-    with _session(experiment, base, isolate) as session:
-        strategy = strategy_of(experiment, len(session.shares.names))
-        with new_run(experiment, base, out, initial, repeated, tuple(notes)) as run:
-            return _carry_out(run, strategy, session, observer, engine)
+    with (
+        _session(experiment, base, isolate) as session,
+        new_run(experiment, base, out, initial, repeated, tuple(notes)) as run,
+    ):
+        return _carry_out(run, session, observer, engine)
 
 
 def _check(engine: EngineName, isolate: bool) -> None:
@@ -124,25 +124,26 @@ def _check(engine: EngineName, isolate: bool) -> None:
 
 def _carry_out(
     run: Run,
-    strategy: Strategy,
     session: NodeSession,
     observer: Observer | None,
     engine: EngineName,
 ) -> Result:
     watching = observer or Observer()
     config = {"experiment": _text(run.experiment), "base": str(run.base)}
-    held_out = session.shares.held_out
+    names, held_out = session.shares.names, session.shares.held_out
     if engine == "ray":
-        wanted = len(session.shares.names)
-        with simulation(wanted, config) as nodes:
-            return run.on_nodes(strategy, nodes, wanted, held_out, watching, START_LIMIT_S)
+        federation = run.experiment.federation
+        with simulation(len(names), config) as found:
+            nodes = gather(found, federation, len(names), START_LIMIT_S, run.store, watching)
+            return run.carry_out(nodes, held_out, watching)
     grid = InlineGrid(
         app,
-        session.shares.names,
+        names,
         config,
         on_start=lambda node_id: watching.node_started(grid.names[node_id]),
     )
-    return run.carry_out(strategy, grid, grid.names, held_out, watching, grid.contexts)
+    nodes = Nodes(grid, grid.names, len(names), grid.contexts)
+    return run.carry_out(nodes, held_out, watching)
 
 
 @contextmanager

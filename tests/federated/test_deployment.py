@@ -26,8 +26,8 @@ from client.join import describe
 from client.model import build_model
 from client.runner import check_bundle
 from server import serve, simulate
-from server.checkpoint import load_model_file
 from server.engine.bundle import build_bundle, write_bundle
+from server.model_file import load_model_file
 from server.observer import Observer
 from server.store import NodeRound, Store
 

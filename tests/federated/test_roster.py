@@ -14,7 +14,7 @@ from client import __version__, wire
 from client.app import app as client_app
 from client.errors import RoundError
 from server.engine.inline import InlineGrid
-from server.roster import Roster
+from server.engine.roster import Roster
 
 __all__ = ["base"]
 

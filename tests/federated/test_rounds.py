@@ -28,10 +28,10 @@ from tiny import (
 
 from client.errors import RoundError
 from client.model import build_model
-from server.checkpoint import load_model_file
 from server.engine.inline import InlineGrid
+from server.engine.rounds import Choices
+from server.model_file import load_model_file
 from server.observer import Observer
-from server.rounds import Choices
 from server.run import resumed_run, seeded_parameters
 from server.store import NodeRound, RoundInfo, Store
 

@@ -20,8 +20,8 @@ from client.config import Experiment
 from client.errors import ConfigError, DataError, ModelError, StoreError
 from client.fields import overlay, parse
 from server import simulate
-from server.checkpoint import load_model_file, save_model
 from server.folder import RunFolder
+from server.model_file import load_model_file, save_model
 from server.store import Store
 
 MODEL = {

@@ -21,8 +21,9 @@ from client.fields import overlay, parse
 from client.random import generator
 from client.record import NodeRecord, Placement
 from server.engine.inline import InlineGrid
+from server.engine.nodes import Nodes
 from server.observer import Observer, Result
-from server.run import Run, new_run, resumed_run, strategy_of
+from server.run import Run, new_run, resumed_run
 
 NAMES = [f"node-{i}" for i in range(5)]
 EXAMPLES = {name: 10 * (i + 1) for i, name in enumerate(NAMES)}
@@ -130,8 +131,8 @@ def carry_out(
 ) -> Result:
     """All rounds that are left of a run, on tiny nodes."""
     grid = grid or InlineGrid(app, NAMES, {})
-    strategy = strategy_of(run.experiment, len(NAMES))
-    return run.carry_out(strategy, grid, grid.names, None, observer or Observer(), grid.contexts)
+    nodes = Nodes(grid, grid.names, len(NAMES), grid.contexts)
+    return run.carry_out(nodes, None, observer or Observer())
 
 
 def run_tiny(out: Path, app: Any, **over: Any) -> Result:

@@ -19,17 +19,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from client.errors import MissingExtraError, StoreError
-from server.checkpoint import (
+from server.engine.checkpoint import (
     Checkpoints,
     State,
     _decode,
     _Encoder,
-    load_arrays,
-    load_model_file,
     restore_strategy,
-    save_model,
     strategy_state,
 )
+from server.model_file import load_arrays, load_model_file, save_model
 from server.store import RoundInfo
 
 ARRAYS = {

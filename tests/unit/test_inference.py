@@ -13,8 +13,8 @@ from client.errors import ConfigError, DataError, DeviceError, ParityError, Stor
 from client.model import Model, initialise
 from client.model.graph import Float32Array
 from server import inference
-from server.checkpoint import save_model
 from server.inference import BATCH, Trained
+from server.model_file import save_model
 from tests import fakes
 from tests.fakes import Fake
 

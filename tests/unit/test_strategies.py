@@ -8,7 +8,7 @@ import pytest
 from flwr.serverapp import strategy as flower
 
 from client.errors import ConfigError
-from server.strategies import _RANGES, STRATEGIES, build_strategy, parameters
+from server.engine.strategies import _RANGES, STRATEGIES, build_strategy, parameters
 
 WHERE = "e.yaml: federation.strategy"
 

@@ -2,7 +2,7 @@
 
 ``Rounds.run_round`` is a round as a straight line. A node that fails, is late, or sends what
 cannot be used costs the round that node, never the run, as long as ``federation.quorum`` replies
-are left. Equal seeds give equal rounds: sampling is keyed (server/sampling.py) and replies are
+are left. Equal seeds give equal rounds: sampling is keyed (sampling.py) and replies are
 aggregated in the order of partition names, not of arrival.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +18,6 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.exception import AppExitException
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -27,18 +26,19 @@ from client.config import Experiment
 from client.errors import RoundError
 from client.model.graph import Model
 from client.record import Event, NodeRecord
-from server.checkpoint import Checkpoints, State, strategy_state
-from server.observer import Observer
-from server.replies import (
+from server.engine.checkpoint import Checkpoints, State, strategy_state
+from server.engine.nodes import Nodes
+from server.engine.replies import (
     RejectedError,
     check_foreign_reply,
     check_reply,
     keep_common_metrics,
     payload_nbytes,
 )
-from server.sampling import OrderedGrid, keyed_random
+from server.engine.sampling import OrderedGrid, keyed_random
+from server.engine.strategies import fit_to
+from server.observer import Observer
 from server.store import NodeRound, RoundInfo, Store
-from server.strategies import fit_to
 
 Arrays = dict[str, NDArray[np.float32]]
 Evaluation = Callable[[Arrays], tuple[float, float]]
@@ -101,26 +101,19 @@ class _Arrived:
 class Rounds:
     """What the rounds of a run work on.
 
-    ``names``: node id -> partition name. ``evaluate``: (loss, accuracy) of the global model on the
-    central examples, None if there are none. ``node_states``: the nodes' state to be kept in
-    checkpoints, empty where the engine has no access to it. ``refresh``: the names of the nodes
-    that are there now, asked before each round where nodes come and go. ``foreign``: names of
-    those that run another ClientApp than ours, whose replies have no record.
+    ``evaluate``: (loss, accuracy) of the global model on the central examples, None if there are
+    none.
     """
 
     experiment: Experiment
     model: Model
-    grid: Grid
-    names: Mapping[int, str]
+    nodes: Nodes
     strategy: Strategy
     store: Store
     checkpoints: Checkpoints
     evaluate: Evaluation | None = None
     observer: Observer = field(default_factory=Observer)
     choices: Choices = field(default_factory=Choices)
-    node_states: Callable[[], dict[str, RecordDict]] = dict
-    refresh: Callable[[], dict[int, str]] | None = None
-    foreign: Collection[str] = ()
 
     def run(self, arrays: Arrays, first_round: int = 1) -> Arrays:
         """All rounds from ``first_round`` on; the last round's global parameters."""
@@ -145,7 +138,7 @@ class Rounds:
                 self.experiment.seed,
                 dict(arrays),
                 strategy_state(self.strategy),
-                self.node_states(),
+                self.nodes.states(),
             )
         )
         info = RoundInfo(
@@ -170,11 +163,12 @@ class Rounds:
 
     def _take_stock(self) -> None:
         """Who is there for this round: late nodes are taken in, nodes that left are left out."""
-        if self.refresh is None:
+        if self.nodes.refresh is None:
             return
-        names = self.refresh()
-        new = {node_id: name for node_id, name in names.items() if node_id not in self.names}
-        self.names = names
+        names = self.nodes.refresh()
+        known = self.nodes.names
+        new = {node_id: name for node_id, name in names.items() if node_id not in known}
+        self.nodes.names = names
         if new:
             self.store.add_nodes(new)
             self.observer.nodes_joined(sorted(new.values()))
@@ -183,7 +177,7 @@ class Rounds:
 
     def _configure_train(self, number: int, arrays: Arrays) -> list[Message]:
         """The strategy's messages, with what every task carries, in the order of partitions."""
-        grid = OrderedGrid(self.grid, self.names)
+        grid = OrderedGrid(self.nodes.grid, self.nodes.names)
         with keyed_random("sample", self.experiment.seed, number):
             messages = self.strategy.configure_train(
                 number, wire.arrays_to_record(arrays), ConfigRecord(), grid
@@ -222,7 +216,7 @@ class Rounds:
         limit_s = self.experiment.federation.round_deadline_s
         end_s = None if limit_s is None else time.monotonic() + limit_s
         while waiting and (end_s is None or time.monotonic() < end_s):
-            replies = list(self.grid.pull_messages(list(waiting)))
+            replies = list(self.nodes.grid.pull_messages(list(waiting)))
             arrived_s = time.monotonic()
             for reply in replies:
                 # error replies that a runtime makes itself do not name the node
@@ -246,11 +240,11 @@ class Rounds:
     ) -> dict[str, _Sent]:
         """Push messages: message id -> what was sent; what could not be goes to ``rows``."""
         at_s = time.monotonic()
-        pushed = set(self.grid.push_messages(messages))
+        pushed = set(self.nodes.grid.push_messages(messages))
         waiting = {}
         for message in messages:
             node_id = message.metadata.dst_node_id
-            sent = _Sent(self.names[node_id], node_id, payload_nbytes(message), at_s)
+            sent = _Sent(self.nodes.names[node_id], node_id, payload_nbytes(message), at_s)
             if message.metadata.message_id in pushed:
                 waiting[message.metadata.message_id] = sent
                 self.observer.node_dispatched(number, sent.partition, task)
@@ -273,7 +267,7 @@ class Rounds:
             return _row(number, task, sent, "failed", wire.error_text(reply), arrived)
         shapes = {p.name: p.shape for p in self.model.params}
         try:
-            if sent.partition in self.foreign:
+            if sent.partition in self.nodes.foreign:
                 check_foreign_reply(reply.content, task, shapes)
                 return _row(number, task, sent, "ok", None, arrived)
             record = check_reply(reply.content, task, sent.partition, shapes)
@@ -335,7 +329,7 @@ class Rounds:
         """Mean (loss, accuracy) on the nodes' held-out examples, if the experiment asks for it."""
         if not self.experiment.federation.evaluate_nodes:
             return None, None
-        grid = OrderedGrid(self.grid, self.names)
+        grid = OrderedGrid(self.nodes.grid, self.nodes.names)
         with keyed_random("sample to evaluate", self.experiment.seed, number):
             messages = self.strategy.configure_evaluate(
                 number, wire.arrays_to_record(arrays), ConfigRecord(), grid
@@ -356,7 +350,7 @@ class Rounds:
         log.warning("round %d: %s: %s", number, partition or event.kind, event.message)
 
     def _partition(self, message: Message) -> str:
-        return self.names[message.metadata.dst_node_id]
+        return self.nodes.names[message.metadata.dst_node_id]
 
 
 def _row(

@@ -15,7 +15,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from client import wire
+from client.config import FederationConfig
 from client.errors import MismatchError, RoundError
+from server.engine.nodes import Nodes
+from server.observer import Observer
+from server.store import Store
 
 POLL_S = 0.2
 
@@ -128,3 +132,36 @@ class Roster:
     def _forget(self, node_id: int) -> None:
         del self.names[node_id]
         del self._identities[node_id]
+
+
+def gather(
+    grid: Grid,
+    federation: FederationConfig,
+    wanted: int,
+    wait_s: float,
+    store: Store,
+    observer: Observer,
+) -> Nodes:
+    """Nodes that come and go.
+
+    Returns once ``wanted`` are there, or after ``wait_s`` with those that are, if they are at
+    least ``federation.quorum``; each later round waits as long for that many. RoundError if they
+    are fewer.
+    """
+
+    def note(kind: str, message: str, partition: str | None) -> None:
+        store.add_event(kind, message, None, partition)
+        observer.note(kind, message, partition)
+
+    quorum = federation.quorum
+    roster = Roster(grid, note, federation.allow_foreign)
+    names = roster.wait(wanted, quorum, wait_s, observer.waiting)
+    if len(names) < wanted:
+        note("nodes", f"begins with {len(names)} of {wanted} nodes after {wait_s:g} s", None)
+    return Nodes(
+        grid,
+        names,
+        wanted,
+        refresh=lambda: roster.wait(quorum, quorum, wait_s, observer.waiting),
+        foreign=roster.foreign,
+    )

@@ -20,6 +20,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
+from client.config import Experiment
 from client.errors import ConfigError, did_you_mean
 from client.fields import convert, describe, join
 
@@ -68,6 +69,18 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "tau": (0, False, float("inf")),
     "num_malicious_nodes": (0, True, float("inf")),
 }
+
+
+def strategy_of(experiment: Experiment, num_nodes: int) -> Strategy:
+    """The experiment's strategy for a federation of ``num_nodes``; ConfigError if it cannot be."""
+    federation = experiment.federation
+    return build_strategy(
+        federation.strategy,
+        num_nodes,
+        federation.nodes_per_round or num_nodes,
+        federation.evaluate_nodes,
+        f"{experiment.name}: federation.strategy",
+    )
 
 
 def build_strategy(

@@ -1,4 +1,4 @@
-"""Checkpoints and model files: safetensors, with everything that is no array as JSON beside it.
+"""Checkpoints: safetensors, with everything that is no array as JSON beside it.
 
 A checkpoint holds what a run needs to go on after a round as if it had never stopped: the global
 model, the strategy's own state (server-side momentum and the like), the nodes' state where the
@@ -23,11 +23,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from client.errors import MissingExtraError, StoreError
+from client.errors import StoreError
 from server.files import read_bytes, remove, sha256, write_durably
+from server.model_file import Arrays, from_safetensors, to_safetensors
 from server.store import RoundInfo
-
-Arrays = dict[str, NDArray[Any]]
 
 FORMAT = 1
 KEPT = 2
@@ -159,7 +158,7 @@ class Checkpoints:
             "strategy": encoder.value(state.strategy, "strategy"),
             "nodes": encoder.value(state.nodes, "node state"),
         }
-        data = _to_safetensors(encoder.tensors, {"pocketfed-checkpoint": json.dumps(content)})
+        data = to_safetensors(encoder.tensors, {"pocketfed-checkpoint": json.dumps(content)})
         name = f"round-{state.round:05d}.safetensors"
         write_durably(self.folder / name, data)
         return Saved(name, sha256(data))
@@ -170,7 +169,7 @@ class Checkpoints:
         data = read_bytes(path)
         if sha256(data) != checksum:
             raise StoreError(f"{path}: is damaged: its checksum is not the recorded one")
-        tensors, metadata = _from_safetensors(data, path)
+        tensors, metadata = from_safetensors(data, path)
         content = json.loads(metadata.get("pocketfed-checkpoint", "{}"))
         if content.get("format") != FORMAT:
             raise StoreError(f"{path}: is no checkpoint that this version can read")
@@ -206,65 +205,3 @@ class Checkpoints:
         for path in (*self.folder.glob("round-*.safetensors"), *self.folder.glob(".*.tmp")):
             if path.name not in keep:
                 remove(path)
-
-
-# -- model files ----------------------------------------------------------------------------
-
-
-def save_model(
-    path: Path,
-    model: Mapping[str, Any],
-    arrays: Mapping[str, NDArray[Any]],
-    metadata: Mapping[str, str],
-) -> None:
-    """Write a model file: parameters under their names, the model's YAML mapping beside them.
-
-    Any safetensors reader reads the parameters; ``load_model_file`` also gives the mapping.
-    """
-    own = {**metadata, "model": dict(model), "order": list(arrays)}
-    tensors = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    write_durably(path, _to_safetensors(tensors, {"pocketfed": json.dumps(own)}))
-
-
-def load_model_file(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """The model's mapping (for ``client.model.build_model``) and its named parameters.
-
-    StoreError if the file cannot be read, is damaged, or was not written by ``save_model``.
-    """
-    arrays, metadata = _from_safetensors(read_bytes(path), path)
-    try:
-        own = json.loads(metadata["pocketfed"])
-        return own["model"], {name: arrays[name] for name in own["order"]}
-    except (KeyError, ValueError, TypeError):
-        raise StoreError(
-            f"{path}: does not say which model it holds: needs a file that pocketfed wrote"
-        ) from None
-
-
-def load_arrays(path: Path) -> Arrays:
-    """The named arrays of any safetensors file; StoreError if it cannot be read."""
-    return _from_safetensors(read_bytes(path), path)[0]
-
-
-def _to_safetensors(tensors: Arrays, metadata: dict[str, str]) -> bytes:
-    """One key of metadata, no more: several would be written in an order that varies."""
-    try:
-        from safetensors.numpy import save
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "server", "writing a model") from None
-    return save(tensors, metadata)
-
-
-def _from_safetensors(data: bytes, path: Path) -> tuple[Arrays, dict[str, str]]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "server", "reading a model") from None
-    try:
-        arrays = load(data)
-        # load() checks the file but leaves out its metadata, which lies in the JSON header
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (SafetensorError, ValueError, KeyError) as e:
-        raise StoreError(f"{path}: is damaged or no safetensors file: {e}") from None
-    return arrays, header.get("__metadata__", {})
