@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Parameters after a round, and the metrics of its last epoch (measured while training)."""
+    """Values after a round, and the metrics of its last epoch (measured while training)."""
 
     params: Float32Array
     metrics: Metrics

@@ -27,7 +27,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Trained:
-    """A model and its flat parameters."""
+    """A model and its flat values."""
 
     model: Model
     params: Float32Array

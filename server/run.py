@@ -221,7 +221,7 @@ def seeded_parameters(model: Model, seed: int) -> Arrays:
 def given_parameters(path: Path, model: Model) -> Arrays:
     """Named parameters from a safetensors file; an error names what does not fit the model."""
     flat = model.flatten(load_arrays(path), str(path))
-    for p in model.params:
+    for p in model.values:
         if not np.isfinite(flat[p.slice]).all():
             raise DataError(f"{path}: {p.name} holds values that are not finite")
     return {name: np.asarray(v, np.float32) for name, v in model.views(flat).items()}

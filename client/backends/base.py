@@ -179,14 +179,15 @@ class Program(ABC):
     # -- a round ---------------------------------------------------------------------------
     @abstractmethod
     def upload(self, params: Float32Array) -> None:
-        """Set the segment's parameters (flat, its own slice), zero gradients and optimizer state.
+        """Set the segment's values, zero gradients and optimizer state.
 
-        The values are also remembered as the round's start, for the proximal term.
+        ``params``: flat, the segment's parameters and then its buffers (``Segment.values_of``).
+        The parameters are also remembered as the round's start, for the proximal term.
         """
 
     @abstractmethod
     def download(self) -> Float32Array:
-        """Wait for the queue and return the flat parameters (a copy)."""
+        """Wait for the queue and return the flat values (a copy), as ``upload`` takes them."""
 
     # -- an epoch --------------------------------------------------------------------------
     @abstractmethod
@@ -215,7 +216,11 @@ class Program(ABC):
 
     @abstractmethod
     def forward(self, count: int, training: bool = True) -> None:
-        """Output of the segment for the first ``count`` rows; dropout only in training."""
+        """Output of the segment for the first ``count`` rows.
+
+        Only in training, dropout drops, and batch norm uses the batch's statistics and updates its
+        running ones.
+        """
 
     @abstractmethod
     def loss(self, count: int, total: int | None = None) -> None:
@@ -229,12 +234,13 @@ class Program(ABC):
     def backward(self, count: int) -> None:
         """Gradients of all parameters (overwritten, not added to) and of the segment's input.
 
+        They are those of the last ``forward``, which must have been one of training.
         The gradient of the network's own input is not computed.
         """
 
     @abstractmethod
     def update(self, hyper: Hyper) -> None:
-        """One optimizer step on the whole flat buffer."""
+        """One optimizer step on all parameters."""
 
     def step(self, start: int, count: int, hyper: Hyper) -> None:
         """gather, forward, loss, backward, update: a training step of a whole network."""
@@ -267,14 +273,14 @@ class Program(ABC):
 
     @abstractmethod
     def read_grads(self) -> Float32Array:
-        """Flat gradients of the last ``backward``."""
+        """Flat gradients of the last ``backward``: of the parameters alone."""
 
     @abstractmethod
     def poison(self) -> None:
         """Fill activations, gradients and working memory with NaN (for tests).
 
         A step that follows must not read what it has not written: its results stay the same.
-        Parameters, optimizer state, metrics and what ``begin_epoch`` set are left as they are.
+        Values, optimizer state, metrics and what ``begin_epoch`` set are left as they are.
         """
 
     @abstractmethod

@@ -7,7 +7,8 @@
       - relu
       - {type: residual, name: block1, body: [...], shortcut: [...]}
 
-Parameters are named as PyTorch names them: ``<name>.weight`` and ``<name>.bias``; a layer without
+Parameters are named as PyTorch names them: ``<name>.weight`` and ``<name>.bias``, and so are
+buffers (``<name>.running_mean``); a layer without
 a name has its number in the list, as in ``torch.nn.Sequential``; layers inside a residual block
 carry the block's name (and ``body.0``, ``shortcut.0`` where they have none of their own).
 """
@@ -21,7 +22,7 @@ from typing import Any
 from client.errors import ConfigError, ModelError, did_you_mean
 from client.fields import check_keys, describe, find_config, join, parse, read_yaml
 from client.model.graph import InputSpec, Model, Op, Param
-from client.model.layers import LAYERS, Add, Layer, Shape
+from client.model.layers import LAYERS, Add, Layer, ParamSpec, Shape
 
 
 def load_model(path: Path) -> Model:
@@ -52,7 +53,7 @@ def build_model(value: dict[str, Any], where: str) -> Model:
         name = _name(entry, str(i), at)
         x = builder.layer(entry, name, x, block=i, where=at)
         names.append(name)
-    model = Model(value["name"], spec, tuple(builder.tensors), tuple(builder.ops), tuple(names))
+    model = Model(value["name"], spec, tuple(builder.tensors), builder.placed(), tuple(names))
     if len(model.tensors[x]) != 1:
         raise ModelError(
             f"{where}: the last layer gives shape {model.tensors[x]}, needs one score per class: "
@@ -67,8 +68,20 @@ class _Builder:
     def __init__(self, shape: Shape) -> None:
         self.tensors: list[Shape] = [shape]
         self.ops: list[Op] = []
-        self.num_params = 0
+        self.num_params = self.num_buffers = 0  # elements
         self.names: set[str] = set()
+
+    def placed(self) -> tuple[Op, ...]:
+        """The operations, their buffers behind all parameters."""
+        return tuple(
+            dataclasses.replace(
+                op,
+                buffers=tuple(
+                    dataclasses.replace(b, offset=self.num_params + b.offset) for b in op.buffers
+                ),
+            )
+            for op in self.ops
+        )
 
     def layer(self, entry: Any, name: str, x: int, block: int, where: str) -> int:
         """Append the operations of one YAML entry; returns the number of the output tensor."""
@@ -119,17 +132,25 @@ class _Builder:
             )
         try:
             output = layer.output_shape(shapes[0])
-            params = []
-            for spec in layer.params(shapes[0]):
-                param = Param(f"{name}.{spec.suffix}", spec.shape, self.num_params, spec.fan_in)
-                self.num_params += param.size
-                params.append(param)
+            params = _in_a_row(layer.params(shapes[0]), name, self.num_params)
+            buffers = _in_a_row(layer.buffers(shapes[0]), name, self.num_buffers)
         except ModelError as e:
             raise ModelError(f"{where}: {e}") from None
+        self.num_params += sum(p.size for p in params)
+        self.num_buffers += sum(b.size for b in buffers)
         self.tensors.append(output)
         number = len(self.tensors) - 1
-        self.ops.append(Op(layer, name, len(self.ops), inputs, number, tuple(params), block))
+        self.ops.append(Op(layer, name, len(self.ops), inputs, number, params, block, buffers))
         return number
+
+
+def _in_a_row(specs: tuple[ParamSpec, ...], name: str, offset: int) -> tuple[Param, ...]:
+    params = []
+    for spec in specs:
+        param = Param(f"{name}.{spec.suffix}", spec.shape, offset, spec.fan_in, spec.value)
+        offset += param.size
+        params.append(param)
+    return tuple(params)
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -2,8 +2,12 @@
 
 A model is a chain of unit-blocks (DeepX, Lane et al., IPSN 2016): a layer, or a residual body
 that is not cut. Inside a block, operations form a graph over numbered tensors; between blocks
-exactly one tensor passes. Parameters lie in block order in one flat float32 buffer, so that the
-parameters of a run of blocks are one contiguous slice of it.
+exactly one tensor passes.
+
+What a model has learned are its values: one flat float32 vector of all parameters in block order,
+then of all buffers in block order. Buffers (running statistics) are initialised, sent and averaged
+as parameters are, but have no gradient and no optimizer state. The parameters of a run of blocks
+are one contiguous slice of the values, and its buffers another.
 """
 
 from __future__ import annotations
@@ -25,12 +29,16 @@ Float32Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Param:
-    """A named view into the flat parameter buffer; ``offset`` and ``size`` in elements."""
+    """A named view into the model's flat values, of a parameter or a buffer.
+
+    ``offset`` and ``size`` in elements; ``value``, ``fan_in``: how it begins (see ParamSpec).
+    """
 
     name: str
     shape: Shape
     offset: int
-    fan_in: int
+    fan_in: int = 1
+    value: float | None = None
 
     @property
     def size(self) -> int:
@@ -46,7 +54,7 @@ class Op:
     """One layer at its place: tensors read and written (by number), parameters, unit-block.
 
     ``index`` is the operation's place in its model; it keys what must be equal on every backend
-    and for every cut (dropout's counter).
+    and for every cut (dropout's counter). ``buffers``: what it keeps beside its parameters.
     """
 
     layer: Layer
@@ -56,6 +64,7 @@ class Op:
     output: int
     params: tuple[Param, ...]
     block: int
+    buffers: tuple[Param, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,9 +124,22 @@ class Model:
     def params(self) -> tuple[Param, ...]:
         return tuple(param for op in self.ops for param in op.params)
 
+    @cached_property
+    def buffers(self) -> tuple[Param, ...]:
+        return tuple(buffer for op in self.ops for buffer in op.buffers)
+
+    @property
+    def values(self) -> tuple[Param, ...]:
+        """Parameters, then buffers: all that lies in the flat values."""
+        return self.params + self.buffers
+
     @property
     def num_params(self) -> int:
         return sum(param.size for param in self.params)
+
+    @property
+    def num_values(self) -> int:
+        return sum(value.size for value in self.values)
 
     @property
     def num_classes(self) -> int:
@@ -133,25 +155,36 @@ class Model:
         """Hex digest of everything a backend compiles from; equal models, equal digests."""
         h = hashlib.blake2b(digest_size=16)
         for op in self.ops:
-            h.update(repr((op.layer, op.index, op.inputs, op.output, op.params)).encode())
+            tensors = (op.inputs, op.output, op.params, op.buffers)
+            h.update(repr((op.layer, op.index, *tensors)).encode())
         h.update(repr((self.input, self.tensors)).encode())
         return h.hexdigest()
 
     def views(self, flat: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
-        """Named, shaped views into a flat buffer of ``num_params`` elements."""
-        return {p.name: flat[p.slice].reshape(p.shape) for p in self.params}
+        """Named, shaped views into flat values, or into what has a place for each parameter alone.
+
+        ``flat``: ``num_values`` elements, or ``num_params`` as gradients have.
+        """
+        if flat.shape not in ((self.num_values,), (self.num_params,)):
+            raise ValueError(f"found shape {flat.shape}, the model has {self.num_values} values")
+        named = self.values if len(flat) == self.num_values else self.params
+        return {p.name: flat[p.slice].reshape(p.shape) for p in named}
 
     def flatten(self, named: Mapping[str, NDArray[np.generic]], source: str) -> Float32Array:
-        """One flat buffer from named arrays; ModelError (naming ``source``) where they differ."""
-        missing = [p.name for p in self.params if p.name not in named]
-        extra = sorted(set(named) - {p.name for p in self.params})
+        """Flat values from named arrays; ModelError (naming ``source``) where they differ.
+
+        PyTorch's counters of batches, which nothing here reads, are left out.
+        """
+        missing = [p.name for p in self.values if p.name not in named]
+        counters = {f"{op.name}.num_batches_tracked" for op in self.ops if op.buffers}
+        extra = sorted(set(named) - {p.name for p in self.values} - counters)
         if missing or extra:
             raise ModelError(
                 f"{source}: parameters differ from model '{self.name}': "
                 f"missing {missing or 'none'}, not in the model {extra or 'none'}"
             )
-        flat = np.empty(self.num_params, np.float32)
-        for p in self.params:
+        flat = np.empty(self.num_values, np.float32)
+        for p in self.values:
             value = named[p.name]
             if value.shape != p.shape:
                 raise ModelError(
@@ -198,12 +231,36 @@ class Segment:
 
     @cached_property
     def param_slice(self) -> slice:
-        """Where this segment's parameters lie in the model's flat buffer."""
-        params = [p for op in self.ops for p in op.params]
-        if not params:
-            return slice(0, 0)
-        return slice(params[0].offset, params[-1].offset + params[-1].size)
+        """Where this segment's parameters lie in the model's flat values."""
+        return _run([p for op in self.ops for p in op.params])
+
+    @cached_property
+    def buffer_slice(self) -> slice:
+        """Where this segment's buffers lie in the model's flat values."""
+        return _run([b for op in self.ops for b in op.buffers])
 
     @property
     def num_params(self) -> int:
         return sum(param.size for op in self.ops for param in op.params)
+
+    @property
+    def num_values(self) -> int:
+        """Elements of the segment's own values: its parameters, then its buffers."""
+        return self.num_params + sum(b.size for op in self.ops for b in op.buffers)
+
+    def values_of(self, flat: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The segment's own values (a copy) out of the model's."""
+        return np.concatenate([flat[self.param_slice], flat[self.buffer_slice]])
+
+    def place(self, value: Param) -> int:
+        """Where a parameter or buffer of the segment begins in the segment's own values."""
+        if value.offset < self.model.num_params:
+            return value.offset - int(self.param_slice.start)
+        return self.num_params + value.offset - int(self.buffer_slice.start)
+
+
+def _run(params: list[Param]) -> slice:
+    """From the first to the last of neighbours."""
+    if not params:
+        return slice(0, 0)
+    return slice(params[0].offset, params[-1].offset + params[-1].size)

@@ -1,4 +1,4 @@
-"""Initial parameters, as PyTorch's Linear and Conv2d draw them, from a seed of ours."""
+"""Initial values, as PyTorch's layers begin, from a seed of ours."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from client.random import generator
 
 
 def initialise(model: Model, seed: int) -> Float32Array:
-    """Flat float32 parameters, each uniform in ±1/sqrt(fan_in).
+    """Flat float32 values: uniform in ±1/sqrt(fan_in), or one number where a tensor begins so.
 
-    That is PyTorch's default for weights (``kaiming_uniform_`` with a = sqrt(5)) and biases. Each
-    tensor has a stream of its own, keyed by its name: adding a layer leaves the others' values.
+    The first is PyTorch's default for the weights (``kaiming_uniform_`` with a = sqrt(5)) and
+    biases of Linear and convolutions. Each tensor has a stream of its own, keyed by its name:
+    adding a layer leaves the others' values.
     """
-    flat = np.empty(model.num_params, np.float32)
-    for p in model.params:
+    flat = np.empty(model.num_values, np.float32)
+    for p in model.values:
+        if p.value is not None:
+            flat[p.slice] = p.value
+            continue
         bound = 1.0 / np.sqrt(p.fan_in)
         flat[p.slice] = generator("init", seed, p.name).uniform(-bound, bound, p.size)
     return flat

@@ -118,7 +118,7 @@ class Worker:
         clock = RoundClock()
         with clock.phase("decode"):
             session = self._session_of(command)
-            params = convert.params_from_bytes(content, session.model.num_params)
+            params = convert.params_from_bytes(content, session.model.num_values)
             path = Path(command.path) if command.path else None
             recorded = placement_from_json(command.recorded) if command.recorded else None
             task = convert.task_from_message(command.task, command.partition)

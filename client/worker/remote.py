@@ -89,7 +89,7 @@ class RemoteSession:
             raise convert.error_from_message(answer.failure)
         record = record_from_json(answer.record)
         record.events = [*convert.events_from_message(answer.events), *record.events]
-        expected = self.model.num_params if command.kind == Command.TRAIN else 0
+        expected = self.model.num_values if command.kind == Command.TRAIN else 0
         result = convert.params_from_bytes(content, expected)
         clock.absorb(time.perf_counter() - began_s, Timing(record.wall_s, record.phases))
         return answer, result, record

@@ -34,7 +34,7 @@ class RejectedError(PocketfedError):
 def check_reply(content: RecordDict, task: str, partition: str, shapes: Shapes) -> NodeRecord:
     """The node's record of a reply fit to be aggregated; RejectedError says why it is not.
 
-    ``shapes``: names and shapes of the model's parameters, which a reply to "train" must bring
+    ``shapes``: names and shapes of the model's values, which a reply to "train" must bring
     as finite float32 arrays.
     """
     record = _record(content, partition)

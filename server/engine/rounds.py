@@ -265,7 +265,7 @@ class Rounds:
                 error = self._too_late() or wire.error_text(reply)
                 return _row(number, task, sent, "late", error, arrived)
             return _row(number, task, sent, "failed", wire.error_text(reply), arrived)
-        shapes = {p.name: p.shape for p in self.model.params}
+        shapes = {p.name: p.shape for p in self.model.values}
         try:
             if sent.partition in self.nodes.foreign:
                 check_foreign_reply(reply.content, task, shapes)
@@ -313,7 +313,7 @@ class Rounds:
             raise RoundError(f"round {number}: the strategy gave no new parameters")
         found = wire.record_to_arrays(record)
         arrays: Arrays = {}
-        for p in self.model.params:
+        for p in self.model.values:
             with np.errstate(over="ignore"):
                 arrays[p.name] = found[p.name].astype(np.float32)
             if not np.isfinite(arrays[p.name]).all():

@@ -302,7 +302,7 @@ def test_two_segments_equal_the_whole(device: Device, subject: Subject, cut: int
     segments = [Segment(model, 0, cut), Segment(model, cut, len(model.block_names))]
     first, last = (device.compile(s, BATCH) for s in segments)
     for program in (first, last):
-        program.upload(subject.params[program.segment.param_slice])
+        program.upload(program.segment.values_of(subject.params))
         program.begin_epoch(subject.data, subject.order, BATCH, KEY)
         program.poison()
         program.gather(0, BATCH)
@@ -340,7 +340,7 @@ def test_middle_segment(device: Device, subject: Subject) -> None:
     found = []
     for p in (program, reference, peer):
         data = subject.data if p is program else numpy_device(np.float32).load(*examples(model, 15))
-        p.upload(subject.params[segment.param_slice])
+        p.upload(segment.values_of(subject.params))
         p.begin_epoch(data, subject.order, BATCH, KEY)
         p.gather(0, 4)
         p.put_input(x)

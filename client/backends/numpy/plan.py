@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from client.backends.numpy.ops import FUNCTIONS, Array, Function, Tensors
-from client.model.graph import Op, Segment
+from client.model.graph import Op, Param, Segment
 from client.model.layers import Shape
 
 
@@ -45,7 +45,7 @@ class Plan:
     """
 
     def __init__(
-        self, segment: Segment, count: int, memory: Memory, params: Array, grads: Array
+        self, segment: Segment, count: int, memory: Memory, values: Array, grads: Array
     ) -> None:
         self._segment, self._count, self._memory = segment, count, memory
         self._readers: dict[int, int] = {}
@@ -61,7 +61,6 @@ class Plan:
             self._place(op, producers)
             producers[op.output] = op
 
-        base = segment.param_slice.start
         self.forward: list[Function] = []
         self.backward: list[tuple[Function, list[tuple[Array, Array]]]] = []
         begun: set[int] = set()
@@ -71,9 +70,10 @@ class Plan:
                 x=tuple(self._values[i] for i in op.inputs),
                 y=self._values[op.output],
                 dx=dx,
-                dy=self._gradients.get(op.output, np.empty(0, params.dtype)),
-                params=_by_suffix(op, params, base),
-                grads=_by_suffix(op, grads, base),
+                dy=self._gradients.get(op.output, np.empty(0, values.dtype)),
+                params=_by_suffix(segment, op.params, values),
+                grads=_by_suffix(segment, op.params, grads),
+                buffers=_by_suffix(segment, op.buffers, values),
                 memory=partial(self._working_memory, op),
             )
             function = FUNCTIONS[type(op.layer)](op, tensors)
@@ -135,9 +135,9 @@ class Plan:
         return tuple(dx), sums
 
 
-def _by_suffix(op: Op, flat: Array, base: int) -> dict[str, Array]:
-    """Shaped views of an operation's parameters in a flat buffer that begins at ``base``."""
+def _by_suffix(segment: Segment, params: tuple[Param, ...], flat: Array) -> dict[str, Array]:
+    """Shaped views of an operation's parameters or buffers in a segment's values or gradients."""
     return {
-        p.name.rpartition(".")[2]: flat[p.offset - base :][: p.size].reshape(p.shape)
-        for p in op.params
+        p.name.rpartition(".")[2]: flat[segment.place(p) :][: p.size].reshape(p.shape)
+        for p in params
     }

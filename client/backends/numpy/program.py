@@ -39,7 +39,8 @@ class NumpyProgram(Program):
         self._sampling = False
         self._sample_next = False
         n = segment.num_params
-        self._params, self._grads = np.zeros(n, dtype), np.zeros(n, dtype)
+        self._values = np.zeros(segment.num_values, dtype)  # parameters, then buffers
+        self._params, self._grads = self._values[:n], np.zeros(n, dtype)
         self._velocity, self._start = np.zeros(n, dtype), np.zeros(n, dtype)
         self._sgd = Sgd(self._params, self._grads, self._velocity, self._start)
         self._memory = Memory(capacity, dtype)
@@ -50,7 +51,7 @@ class NumpyProgram(Program):
         self._run = Run(training=True, dropout_key=0, rows=self._order)
         self._metrics = Metrics(0.0, 0, 0)
         plan = self._plan(capacity)
-        buffers = (self._params, self._grads, self._velocity, self._start)
+        buffers = (self._values, self._grads, self._velocity, self._start)
         self.usage = Usage(
             params_nbytes=sum(b.nbytes for b in buffers),
             arena_nbytes=self._memory.nbytes,
@@ -59,13 +60,13 @@ class NumpyProgram(Program):
 
     # -- a round ---------------------------------------------------------------------------
     def upload(self, params: Array) -> None:
-        self._params[...] = params
-        self._start[...] = params
+        self._values[...] = params
+        self._start[...] = self._params
         self._grads.fill(0)
         self._velocity.fill(0)
 
     def download(self) -> Array:
-        return self._params.copy()
+        return self._values.copy()
 
     # -- an epoch --------------------------------------------------------------------------
     def begin_epoch(
@@ -170,7 +171,7 @@ class NumpyProgram(Program):
         self._plans.clear()
         self._memory = Memory(self.capacity, self.dtype)
         empty = np.empty(0, self.dtype)
-        self._params = self._grads = self._velocity = self._start = empty
+        self._values = self._params = self._grads = self._velocity = self._start = empty
         self._sgd = Sgd(empty, empty, empty, empty)
         self._data = None
 
@@ -179,7 +180,7 @@ class NumpyProgram(Program):
         if not 0 < count <= self.capacity:
             raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
         if count not in self._plans:
-            self._plans[count] = Plan(self.segment, count, self._memory, self._params, self._grads)
+            self._plans[count] = Plan(self.segment, count, self._memory, self._values, self._grads)
         return self._plans[count]
 
 

@@ -18,7 +18,7 @@ class Memory(Enum):
     """The buffers of a program."""
 
     ARENA = auto()  # activations, their gradients, workspaces
-    PARAMS = auto()
+    PARAMS = auto()  # all values: parameters, then buffers
     GRADS = auto()
     VELOCITY = auto()  # SGD's momentum
     ROUND_START = auto()  # parameters as uploaded

@@ -54,7 +54,7 @@ class SegmentPlan:
         flat = 4 * (self.segment.num_params + 64)
         return {
             Memory.ARENA: self.arena.nbytes,
-            Memory.PARAMS: flat,
+            Memory.PARAMS: 4 * (self.segment.num_values + 64),
             Memory.GRADS: flat,
             Memory.VELOCITY: flat,
             Memory.ROUND_START: flat,

@@ -96,9 +96,9 @@ class OpenCLProgram(Program):
 
     # -- a round ---------------------------------------------------------------------------
     def upload(self, params: Float32Array) -> None:
-        n = self.segment.num_params
+        n = self.segment.num_values
         if params.shape != (n,):
-            raise ValueError(f"parameters of shape {params.shape}, the segment has {n}")
+            raise ValueError(f"values of shape {params.shape}, the segment has {n}")
         buffers = self._buffers
         values = np.ascontiguousarray(params, np.float32)
         self._device.upload(buffers[Memory.PARAMS], values, wait=True, sample=self._sample)
@@ -109,10 +109,11 @@ class OpenCLProgram(Program):
                 self._device.stream(self._sample),
                 buffers[Memory.ROUND_START],
                 buffers[Memory.PARAMS],
+                byte_count=self._plan.nbytes[Memory.ROUND_START],
             )
 
     def download(self) -> Float32Array:
-        return self._read(Memory.PARAMS, (self.segment.num_params,), np.float32)
+        return self._read(Memory.PARAMS, (self.segment.num_values,), np.float32)
 
     # -- an epoch --------------------------------------------------------------------------
     def begin_epoch(

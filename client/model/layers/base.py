@@ -12,11 +12,15 @@ Shape = tuple[int, ...]
 
 
 class ParamSpec(NamedTuple):
-    """One parameter tensor of a layer: suffix of its name, shape, fan-in of its initialisation."""
+    """One tensor of a layer, a parameter or a buffer: suffix of its name, shape, how it begins.
+
+    It begins as ``value`` everywhere, or drawn for its ``fan_in`` where there is no value.
+    """
 
     suffix: str
     shape: Shape
-    fan_in: int
+    fan_in: int = 1
+    value: float | None = None
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -36,6 +40,10 @@ class Layer:
 
     def params(self, x: Shape) -> tuple[ParamSpec, ...]:
         """Parameter tensors for an input of shape ``x``."""
+        return ()
+
+    def buffers(self, x: Shape) -> tuple[ParamSpec, ...]:
+        """Tensors that training carries along without a gradient, as running statistics."""
         return ()
 
     def flops(self, x: Shape) -> int:

@@ -22,15 +22,15 @@ _ERRORS = {
 
 
 def params_to_bytes(params: Float32Array) -> bytes:
-    """Flat parameters as little-endian float32."""
+    """A model's flat values as little-endian float32."""
     return params.astype("<f4", copy=False).tobytes()
 
 
-def params_from_bytes(content: bytes, num_params: int) -> Float32Array:
-    """Flat parameters (a copy); WorkerError if they are not ``num_params``."""
-    if len(content) != 4 * num_params:
+def params_from_bytes(content: bytes, num_values: int) -> Float32Array:
+    """A model's flat values (a copy); WorkerError if they are not ``num_values``."""
+    if len(content) != 4 * num_values:
         raise WorkerError(
-            f"{len(content)} bytes of parameters came, the model needs {4 * num_params}"
+            f"{len(content)} bytes of parameters came, the model needs {4 * num_values}"
         )
     return np.frombuffer(content, "<f4").astype(np.float32)
 

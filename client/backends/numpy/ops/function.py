@@ -40,7 +40,7 @@ class Tensors:
 
     ``x``, ``dx``: inputs ``(*shape, N)`` and their gradients (None where none is needed);
     ``y``, ``dy``: output and its gradient (empty where ``backward`` will not be called);
-    ``params``, ``grads``: by the suffix of their names, such as ``weight``;
+    ``params``, ``grads``, ``buffers``: by the suffix of their names, such as ``weight``;
     ``memory(name, shape, dtype)``: working memory of the operation's own, kept between calls;
     the shape is complete, N included, and dtype None means the device's.
     """
@@ -51,6 +51,7 @@ class Tensors:
     dy: Array
     params: dict[str, Array]
     grads: dict[str, Array]
+    buffers: dict[str, Array]
     memory: Callable[[str, Shape, Any], Array]
 
 

@@ -68,10 +68,11 @@ class Lowering:
         return Slot(name, self.capacity * row_elements * 4)
 
     def param(self, param: Param) -> At:
-        return At(Memory.PARAMS, param.offset - self.graph.segment.param_slice.start)
+        """Where a parameter or a buffer lies."""
+        return At(Memory.PARAMS, self.graph.segment.place(param))
 
     def param_grad(self, param: Param) -> At:
-        return At(Memory.GRADS, param.offset - self.graph.segment.param_slice.start)
+        return At(Memory.GRADS, self.graph.segment.place(param))
 
     # -- launches ------------------------------------------------------------------------------
     def launch(
