@@ -78,6 +78,13 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
             module = nn.AvgPool2d(pair(layer.kernel_size), layer.strides, pair(layer.padding))
         case layers.GlobalAvgPool2d():
             module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        case layers.BatchNorm():
+            kind = nn.BatchNorm1d if isinstance(layer, layers.BatchNorm1d) else nn.BatchNorm2d
+            module = kind(x[0], layer.eps, layer.momentum, layer.affine)
+        case layers.GroupNorm():
+            module = nn.GroupNorm(layer.num_groups, x[0], layer.eps, layer.affine)
+        case layers.LayerNorm():
+            module = nn.LayerNorm(layer.sizes, layer.eps, layer.elementwise_affine, layer.bias)
         case layers.ReLU():
             module = nn.ReLU()
         case layers.ReLU6():

@@ -10,7 +10,16 @@ import pytest
 
 from client.errors import ConfigError, ModelError
 from client.model import InputSpec, Model, Segment, build_model, initialise, load_model
-from client.model.layers import AvgPool2d, Conv2d, Linear, MaxPool2d
+from client.model.layers import (
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+)
 
 CONV = {"type": "conv2d", "out_channels": 4, "kernel_size": 3}
 BODY = [{**CONV, "padding": 1}, "relu", {**CONV, "padding": 1, "name": "second"}]
@@ -87,6 +96,11 @@ def test_shapes_of_lenet5() -> None:
         (MaxPool2d(3, stride=2, padding=1), (3, 8, 7), (3, 4, 4)),
         (AvgPool2d((1, 3), stride=1), (3, 7, 8), (3, 7, 6)),
         (Linear(5), (7,), (5,)),
+        (BatchNorm1d(), (7,), (7,)),
+        (BatchNorm1d(), (7, 9), (7, 9)),
+        (BatchNorm2d(), (7, 9, 8), (7, 9, 8)),
+        (GroupNorm(2), (4, 9), (4, 9)),
+        (LayerNorm((9, 8)), (7, 9, 8), (7, 9, 8)),
     ],
 )
 def test_output_shape(layer: Any, x: tuple[int, ...], y: tuple[int, ...]) -> None:
@@ -157,6 +171,66 @@ def test_segments_own_contiguous_parameters() -> None:
     for first_block, stop in ((0, 0), (-1, 2), (3, blocks + 1), (4, 3)):
         with pytest.raises(ValueError, match="no blocks"):
             Segment(model, first_block, stop)
+
+
+NORMS = ({**CONV, "name": "conv"}, {"type": "batchnorm2d", "name": "bn"}, "relu", "batchnorm2d")
+
+
+def test_buffers_lie_behind_all_parameters() -> None:
+    model = build(ended(*NORMS))
+    assert [(v.name, v.shape) for v in model.values[2:4]] == [
+        ("bn.weight", (4,)),
+        ("bn.bias", (4,)),
+    ]
+    assert [v.name for v in model.buffers] == [
+        "bn.running_mean",
+        "bn.running_var",
+        "3.running_mean",
+        "3.running_var",
+    ]
+    assert model.values == model.params + model.buffers
+    assert (model.num_params, model.num_values) == (4 * 37 + 16 + 3 * 145, model.num_params + 16)
+    end = 0
+    for value in model.values:
+        assert value.offset == end
+        end += value.size
+    views = model.views(initialise(model, 1))
+    for name, value in {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}.items():
+        np.testing.assert_array_equal(views[f"bn.{name}"], np.full(4, value, np.float32))
+    assert list(model.views(np.zeros(model.num_params))) == [p.name for p in model.params]
+    with pytest.raises(ValueError, match="found shape"):
+        model.views(np.zeros(model.num_params + 1))
+
+
+def test_segments_own_their_parameters_and_buffers() -> None:
+    """A segment's values are its parameters, then its buffers; together they are all."""
+    model = build(ended(*NORMS))
+    flat = np.arange(model.num_values, dtype=np.float32)
+    found: dict[str, Any] = {}
+    for first, stop in ((0, 2), (2, 4), (4, 6)):
+        segment = Segment(model, first, stop)
+        own = segment.values_of(flat)
+        assert own.shape == (segment.num_values,)
+        for op in segment.ops:
+            for v in (*op.params, *op.buffers):
+                found[v.name] = own[segment.place(v) :][: v.size].reshape(v.shape)
+    views = model.views(flat)
+    assert set(found) == set(views)
+    for name, value in views.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert Segment(model, 2, 3).num_values == 0
+
+
+def test_values_written_by_pytorch_may_count_batches() -> None:
+    model = build(ended(*NORMS))
+    flat = np.random.default_rng(0).normal(size=model.num_values).astype(np.float32)
+    named = {**model.views(flat), "bn.num_batches_tracked": np.array(3)}
+    np.testing.assert_array_equal(model.flatten(named, "test"), flat)
+    with pytest.raises(ModelError, match=r"not in the model \['conv.num_batches_tracked'\]"):
+        model.flatten({**named, "conv.num_batches_tracked": np.array(3)}, "test")
+    del named["3.running_var"]
+    with pytest.raises(ModelError, match=r"missing \['3.running_var'\]"):
+        model.flatten(named, "test")
 
 
 def test_views_and_flatten_are_inverse() -> None:
@@ -246,6 +320,15 @@ def test_initial_parameters() -> None:
         ([{"type": "dropout", "p": 1}], ["layers[0]", "p", "[0, 1)"]),
         ([{"type": "dropout", "p": "x"}], ["layers[0].p", "'x'", "a number"]),
         (["leakyrelu"], ["layers[0].type", "did you mean 'leaky_relu'"]),
+        (["batchnorm1d"], ["layers[0]", "(channels,) or (channels, steps)", "(4, 8, 8)"]),
+        (["flatten", "batchnorm2d"], ["layers[1]", "(channels, height, width)", "(256,)"]),
+        ([{"type": "batchnorm2d", "momentum": 1.5}], ["layers[0]", "momentum", "[0, 1]", "1.5"]),
+        ([{"type": "batchnorm2d", "eps": 0}], ["layers[0]", "eps", "1e-30", "found 0"]),
+        (["groupnorm"], ["layers[0]", "'num_groups' is missing"]),
+        ([{"type": "groupnorm", "num_groups": 3}], ["layers[0]", "num_groups", "channels (4)"]),
+        ([{"type": "groupnorm", "num_groups": 0}], ["layers[0]", "num_groups", "at least 1"]),
+        ([{"type": "layernorm", "normalized_shape": 4}], ["layers[0]", "(4, 8, 8)", "found 4"]),
+        ([{"type": "layernorm", "normalized_shape": []}], ["layers[0]", "last sizes", "found ()"]),
         ([{"type": "leaky_relu", "negative_slope": "x"}], ["layers[0].negative_slope", "'x'"]),
         ([{"type": "gelu", "approximate": "tanh"}], ["layers[0].approximate", "unknown key"]),
         ([{"type": "linear", "out_features": 3}], ["layers[0]", "flat", "put a flatten before"]),

@@ -21,6 +21,7 @@ from client.model.layers.activation import (
 from client.model.layers.base import Layer, ParamSpec, Shape, pair
 from client.model.layers.convolution import Conv2d
 from client.model.layers.linear import Linear
+from client.model.layers.norm import BatchNorm, BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from client.model.layers.pooling import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from client.model.layers.shape import Add, Flatten
 
@@ -29,12 +30,17 @@ __all__ = [
     "LAYERS",
     "Add",
     "AvgPool2d",
+    "BatchNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Conv2d",
     "Dropout",
     "Flatten",
     "GlobalAvgPool2d",
+    "GroupNorm",
     "Hardswish",
     "Layer",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "MaxPool2d",
@@ -56,6 +62,10 @@ LAYERS: dict[str, type[Layer]] = {
         MaxPool2d,
         AvgPool2d,
         GlobalAvgPool2d,
+        BatchNorm1d,
+        BatchNorm2d,
+        GroupNorm,
+        LayerNorm,
         ReLU,
         ReLU6,
         LeakyReLU,

@@ -17,6 +17,7 @@ from client.backends.numpy.ops.nonlinear import (
     SiLU,
     Tanh,
 )
+from client.backends.numpy.ops.norm import BatchNorm, GroupNorm, LayerNorm
 from client.backends.numpy.ops.optimizer import Sgd
 from client.backends.numpy.ops.pooling import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from client.model import layers
@@ -27,6 +28,10 @@ FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
     layers.MaxPool2d: MaxPool2d,
     layers.AvgPool2d: AvgPool2d,
     layers.GlobalAvgPool2d: GlobalAvgPool2d,
+    layers.BatchNorm1d: BatchNorm,
+    layers.BatchNorm2d: BatchNorm,
+    layers.GroupNorm: GroupNorm,
+    layers.LayerNorm: LayerNorm,
     layers.ReLU: ReLU,
     layers.ReLU6: ReLU6,
     layers.LeakyReLU: LeakyReLU,
