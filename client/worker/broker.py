@@ -53,10 +53,11 @@ class Job:
 
 
 class WorkerLink:
-    """A connected worker. ``received`` ends with None when the connection does."""
+    """A connected worker. ``received`` ends with None when the connection does; then ``ended``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.ended = threading.Event()
         self.received: queue.Queue[tuple[Message, bytes] | None] = queue.Queue()
         self.to_send: queue.Queue[Part | None] = queue.Queue()
 
@@ -221,6 +222,7 @@ class _Service(BrokerServicer):
                 log.info("broker: worker %d has hung up", link.pid)
             finally:
                 link.received.put(None)
+                link.ended.set()
                 link.close()
 
         threading.Thread(target=receive, daemon=True, name="broker receives").start()

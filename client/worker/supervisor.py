@@ -5,6 +5,11 @@ command's deadline, is killed and another is started; the command is done again.
 when that happens may try once more; the second time it is left alone for as long as this process
 lives, and what is left (numpy, in the end) does the work. numpy may fail a command twice.
 
+Where a worker ended is told from facts. If its connection or its process was at an end before the
+command was sent, it ended **between two rounds**. A process that is killed takes some time to go,
+in which neither can be seen: a worker that has answered before, and ends without a sign of life on
+this command, ended **since the last round**; that is not held against the command either.
+
 The **deadline** runs from the last sign of life: each phase as it begins, and at least once a
 second while batches go by. It is ``deadline_s`` if given; else ``FACTOR`` times what the last
 command of this kind for this partition took, at least ``FLOOR_S``, and ``FIRST_S`` for the first.
@@ -46,8 +51,9 @@ POLL_S = 0.2
 ATTEMPTS = 2
 """How often a backend may take a worker down with it."""
 
-CRASH_LIMIT_S = 2.0
-"""How long after its connection a worker's exit code is waited for."""
+CRASH_LIMIT_S = 12.0
+"""How long after its connection a worker's exit code is waited for: longer than a worker stays
+whose broker has gone (``process.LAST_BATCH_S``). One that was killed is gone much sooner."""
 
 END_LIMIT_S = 5.0
 """How long a worker may take to end in order before it is killed."""
@@ -80,10 +86,11 @@ def hosted_worker(
 class _LostError(Exception):
     """The worker ended (``kind`` "worker died") or showed no sign of life ("worker hung")."""
 
-    def __init__(self, kind: str, message: str, backend: str) -> None:
+    def __init__(self, kind: str, message: str, backend: str, idle: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
         self.backend = backend
+        self.idle = idle  # it may have ended before it got the command
 
 
 class Supervisor:
@@ -93,6 +100,7 @@ class Supervisor:
         self._broker = broker
         self._deadline_s = deadline_s
         self._child: Child | None = None
+        self._link: WorkerLink | None = None  # of the child, once it has dialled
         self._starts = 0
         self._losses: Counter[str] = Counter()  # backend -> workers that ended with it
         self._excluded: dict[str, str] = {}  # backend -> why
@@ -146,7 +154,7 @@ class Supervisor:
                 answer, params = self._attempt(job)
             except _LostError as lost:
                 self._kill_worker()
-                if lost.backend in ("", "numpy"):
+                if lost.backend in ("", "numpy") and not lost.idle:
                     numpy_losses += 1
                     if numpy_losses == ATTEMPTS:
                         raise WorkerError(f"{lost.kind} {ATTEMPTS} times: {lost}") from None
@@ -157,9 +165,12 @@ class Supervisor:
 
     def _ended_meanwhile(self) -> list[Event]:
         """A worker that ended between two commands is put away; for the record."""
-        if self._child is None or self._child.exit_code is None:
+        if self._child is None:
             return []
-        event = Event("worker died", f"between two rounds: {self._died(Progress())}: started again")
+        hung_up = self._link is not None and self._link.ended.is_set()
+        if not hung_up and self._child.exit_code is None:
+            return []
+        event = Event("worker died", f"between two rounds: {self._how_it_died()}: started again")
         log.warning("%s: %s", event.kind, event.message)
         self._kill_worker()
         return [event]
@@ -184,6 +195,7 @@ class Supervisor:
             raise WorkerError("the ClientApp has hung up")
         if self._stopping.is_set():
             raise WorkerError(STOPPED)
+        warm = self._link is not None
         link = self._worker()
         command = Command()
         command.CopyFrom(job.command)
@@ -194,7 +206,7 @@ class Supervisor:
         began_s = time.monotonic()
         for part in parts.with_params(command, job.params):
             link.send(part)
-        answer, params = self._wait(link, job, command.id, self._limit_s(key))
+        answer, params = self._wait(link, job, command.id, self._limit_s(key), warm)
         if not answer.HasField("failure"):
             self._took_s[key] = time.monotonic() - began_s
         return answer, params
@@ -206,9 +218,12 @@ class Supervisor:
         return FIRST_S if took_s is None else max(FLOOR_S, FACTOR * took_s)
 
     def _wait(
-        self, link: WorkerLink, job: Job, command_id: str, limit_s: float
+        self, link: WorkerLink, job: Job, command_id: str, limit_s: float, warm: bool
     ) -> tuple[Answer, bytes]:
-        """The worker's answer to the command; what it reports on the way is passed on."""
+        """The worker's answer to the command; what it reports on the way is passed on.
+
+        ``warm``: the worker has carried out another command before.
+        """
         progress = Progress()
         last_sign_s = time.monotonic()
         cancelled = False
@@ -226,7 +241,11 @@ class Supervisor:
                     raise _LostError("worker hung", message, progress.backend) from None
                 continue
             if received is None:
-                raise self._died(progress)
+                if warm and not progress.id:
+                    message = f"since the last round: {self._how_it_died()}"
+                    raise _LostError("worker died", message, "", idle=True)
+                message = self._how_it_died(_where(progress))
+                raise _LostError("worker died", message, progress.backend)
             said, params = received
             if isinstance(said, Answer) and said.id == command_id:
                 return said, params
@@ -238,6 +257,8 @@ class Supervisor:
 
     def _worker(self) -> WorkerLink:
         """The connection of the worker that runs, or of a new one."""
+        if self._link is not None:
+            return self._link
         if self._child is None:
             self._starts += 1
             self._child = Child(
@@ -251,13 +272,14 @@ class Supervisor:
         while time.monotonic() < end_s and not self._stopping.is_set():
             link = self._broker.wait_for_worker(self._child.pid, POLL_S)
             if link is not None:
+                self._link = link
                 return link
             if self._child.exit_code is not None:
-                raise self._died(Progress())
+                raise _LostError("worker died", self._how_it_died(), "")
         message = f"did not dial within {START_LIMIT_S:g} s"
         raise _LostError("worker hung", f"{message}: {self._child.last_words()}", "")
 
-    def _died(self, progress: Progress) -> _LostError:
+    def _how_it_died(self, where: str = "") -> str:
         """Why the worker's connection ended, as far as can be seen."""
         assert self._child is not None
         self._wait_for_end(self._child, CRASH_LIMIT_S)
@@ -266,8 +288,7 @@ class Supervisor:
             how = "hung up"
         else:
             how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        message = f"{how}{_where(progress)}; its last words: {self._child.last_words()}"
-        return _LostError("worker died", message, progress.backend)
+        return f"{how}{where}; its last words: {self._child.last_words()}"
 
     def _end_worker(self) -> None:
         """Let the worker end in order, if it does so soon."""
@@ -285,7 +306,7 @@ class Supervisor:
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._child.process.wait()
             self._child.log.unlink(missing_ok=True)
-            self._child = None
+            self._child, self._link = None, None
 
     def _wait_for_end(self, child: Child, limit_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
