@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from client.errors import MissingExtraError
 from client.model import Model, Op, layers
-from client.model.layers import pair
 
 if TYPE_CHECKING:
     import torch
@@ -54,30 +53,11 @@ def _attach(torch: Any, root: Any, name: str, module: Any) -> None:
 
 
 def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
-    """The PyTorch module for one operation (for Add, a function: it has no name of its own)."""
+    """The PyTorch module for one operation (Add, Concat: a function, without a name)."""
     nn, layer, x = torch.nn, op.layer, model.tensors[op.inputs[0]]
     match layer:
         case layers.Linear():
             module = nn.Linear(x[0], layer.out_features, bias=layer.bias)
-        case layers.Conv2d():
-            kernel, stride = pair(layer.kernel_size), pair(layer.stride)
-            padding = layer.padding if isinstance(layer.padding, str) else pair(layer.padding)
-            module = nn.Conv2d(
-                x[0],
-                layer.out_channels,
-                kernel,
-                stride,
-                padding,
-                pair(layer.dilation),
-                layer.groups,
-                layer.bias,
-            )
-        case layers.MaxPool2d():
-            module = nn.MaxPool2d(pair(layer.kernel_size), layer.strides, pair(layer.padding))
-        case layers.AvgPool2d():
-            module = nn.AvgPool2d(pair(layer.kernel_size), layer.strides, pair(layer.padding))
-        case layers.GlobalAvgPool2d():
-            module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         case layers.BatchNorm():
             kind = nn.BatchNorm1d if isinstance(layer, layers.BatchNorm1d) else nn.BatchNorm2d
             module = kind(x[0], layer.eps, layer.momentum, layer.affine)
@@ -85,6 +65,18 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
             module = nn.GroupNorm(layer.num_groups, x[0], layer.eps, layer.affine)
         case layers.LayerNorm():
             module = nn.LayerNorm(layer.sizes, layer.eps, layer.elementwise_affine, layer.bias)
+        case layers.Conv():
+            module = _convolution(torch, layer, x)
+        case layers.Pool():
+            window, dims = layer.window(x), layer.dims
+            kind = "Max" if isinstance(layer, layers.MaxPool1d | layers.MaxPool2d) else "Avg"
+            pool = getattr(nn, f"{kind}Pool{dims}d")
+            padding = (window.pads[0], window.pads[2])[-dims:]
+            module = pool(window.kernel[-dims:], window.stride[-dims:], padding)
+        case layers.GlobalPool():
+            largest = isinstance(layer, layers.GlobalMaxPool1d | layers.GlobalMaxPool2d)
+            pool = getattr(nn, f"Adaptive{'Max' if largest else 'Avg'}Pool{layer.dims}d")
+            module = nn.Sequential(pool(1), nn.Flatten())
         case layers.ReLU():
             module = nn.ReLU()
         case layers.ReLU6():
@@ -107,6 +99,31 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
             module = nn.Dropout(layer.p)
         case layers.Add():
             return torch.add  # type: ignore[no-any-return]
+        case layers.Concat():
+            return lambda *xs: torch.cat(xs, 1)
         case _:
             raise NotImplementedError(f"no PyTorch module for the layer '{layer.kind}'")
     return module  # type: ignore[no-any-return]
+
+
+def _convolution(torch: Any, layer: layers.Conv, x: layers.Shape) -> Any:
+    """Padding that PyTorch's own convolution does not know is put around its input."""
+    window, dims = layer.window(x), layer.dims
+    top, bottom, left, right = window.pads
+    padding: Any = layer.padding if layer.padding == "same" else (top, left)[-dims:]
+    asymmetric = padding != "same" and (top, left) != (bottom, right)
+    module = (torch.nn.Conv1d if dims == 1 else torch.nn.Conv2d)(
+        x[0],
+        layer.out_channels,
+        window.kernel[-dims:],
+        window.stride[-dims:],
+        0 if asymmetric else padding,
+        window.dilation[-dims:],
+        layer.groups,
+        layer.bias,
+    )
+    if asymmetric:
+        pads = (left, right, top, bottom)[: 2 * dims]
+        pad = torch.nn.functional.pad
+        module.register_forward_pre_hook(lambda _, args: (pad(args[0], pads),))
+    return module

@@ -6,11 +6,12 @@
       - {type: conv2d, name: conv1, out_channels: 6, kernel_size: 5, padding: 2}
       - relu
       - {type: residual, name: block1, body: [...], shortcut: [...]}
+      - {type: concat, name: fire1, branches: [[...], [...]]}
 
 Parameters are named as PyTorch names them: ``<name>.weight`` and ``<name>.bias``, and so are
-buffers (``<name>.running_mean``); a layer without
-a name has its number in the list, as in ``torch.nn.Sequential``; layers inside a residual block
-carry the block's name (and ``body.0``, ``shortcut.0`` where they have none of their own).
+buffers (``<name>.running_mean``); a layer without a name has its number in the list, as in
+``torch.nn.Sequential``; layers inside a residual block or a concat carry its name (and ``body.0``,
+``shortcut.0``, ``branches.1.0`` where they have none of their own).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from client.errors import ConfigError, ModelError, did_you_mean
 from client.fields import check_keys, describe, find_config, join, parse, read_yaml
 from client.model.graph import InputSpec, Model, Op, Param
-from client.model.layers import LAYERS, Add, Layer, ParamSpec, Shape
+from client.model.layers import LAYERS, Add, Concat, Layer, ParamSpec, Shape
 
 
 def load_model(path: Path) -> Model:
@@ -86,7 +87,7 @@ class _Builder:
     def layer(self, entry: Any, name: str, x: int, block: int, where: str) -> int:
         """Append the operations of one YAML entry; returns the number of the output tensor."""
         kind = entry if isinstance(entry, str) else entry.get("type")
-        allowed = [*LAYERS, "residual"]
+        allowed = [*LAYERS, "residual", "concat"]
         if kind not in allowed:
             raise ConfigError(
                 f"{where}.type: found {describe(kind)}, allowed: {', '.join(allowed)}"
@@ -94,6 +95,8 @@ class _Builder:
             )
         if kind == "residual":
             return self.residual(entry, name, x, block, where)
+        if kind == "concat":
+            return self.concat(entry, name, x, block, where)
         settings = {}
         if isinstance(entry, dict):
             settings = {k: v for k, v in entry.items() if k not in ("type", "name")}
@@ -106,17 +109,43 @@ class _Builder:
         if not isinstance(entry, dict) or "body" not in entry:
             raise ConfigError(f"{where}: a residual block needs the key 'body', a list of layers")
         check_keys(entry, ("type", "name", "body", "shortcut"), where)
-        ends = []
-        for branch in ("body", "shortcut"):
-            y = x
-            for i, child in enumerate(_list(entry.get(branch, []), join(where, branch))):
-                at = f"{join(where, branch)}[{i}]"
-                own = _name(child, f"{branch}.{i}", at)
-                y = self.layer(child, f"{name}.{own}", y, block, at)
-            ends.append(y)
+        ends = [
+            self.branch(entry.get(key, []), name, key, x, block, join(where, key))
+            for key in ("body", "shortcut")
+        ]
         if ends[0] == x:
             raise ModelError(f"{where}.body: a residual block needs at least one layer")
         return self.append(Add(), name, (ends[0], ends[1]), block, where)
+
+    def concat(self, entry: Any, name: str, x: int, block: int, where: str) -> int:
+        """Channels of all branches, one after the other; an empty branch gives x itself."""
+        branches = entry.get("branches") if isinstance(entry, dict) else None
+        at = join(where, "branches")
+        if not isinstance(branches, list) or len(branches) < 2:
+            raise ConfigError(
+                f"{at}: found {describe(branches)}, needs two lists of layers or more"
+            )
+        check_keys(entry, ("type", "name", "branches"), where)
+        ends = [
+            self.branch(layers, name, f"branches.{i}", x, block, f"{at}[{i}]")
+            for i, layers in enumerate(branches)
+        ]
+        shapes = [self.tensors[end] for end in ends]
+        if any(shape[1:] != shapes[0][1:] for shape in shapes):
+            found = ", ".join(map(str, shapes))
+            raise ModelError(f"{at}: they give shapes {found}; all but the channels must be equal")
+        if set(ends) == {x}:
+            raise ModelError(f"{at}: at least one branch needs a layer")
+        channels = tuple(shape[0] for shape in shapes)
+        return self.append(Concat(channels), name, tuple(ends), block, where)
+
+    def branch(self, layers: Any, name: str, key: str, x: int, block: int, where: str) -> int:
+        """A list of layers beside others, inside the layer ``name``."""
+        for i, child in enumerate(_list(layers, where)):
+            at = f"{where}[{i}]"
+            own = _name(child, f"{key}.{i}", at)
+            x = self.layer(child, f"{name}.{own}", x, block, at)
+        return x
 
     def append(
         self, layer: Layer, name: str, inputs: tuple[int, ...], block: int, where: str

@@ -93,6 +93,22 @@ def conv(out_channels: int, kernel_size: Any, **more: Any) -> dict[str, Any]:
     return {"type": "conv2d", "out_channels": out_channels, "kernel_size": kernel_size, **more}
 
 
+def sequence(channels: int, length: int) -> dict[str, Any]:
+    return {"shape": [channels, length]}
+
+
+def conv1d(out_channels: int, kernel_size: int, **more: Any) -> dict[str, Any]:
+    return {"type": "conv1d", "out_channels": out_channels, "kernel_size": kernel_size, **more}
+
+
+def depthwise(channels: int, kernel_size: Any, **more: Any) -> dict[str, Any]:
+    return conv(channels, kernel_size, groups=channels, **more)
+
+
+def concat(*branches: list[Any], **more: Any) -> dict[str, Any]:
+    return {"type": "concat", "branches": list(branches), **more}
+
+
 def maxpool(kernel_size: Any, **more: Any) -> dict[str, Any]:
     return {"type": "maxpool2d", "kernel_size": kernel_size, **more}
 
@@ -102,6 +118,7 @@ def avgpool(kernel_size: Any, **more: Any) -> dict[str, Any]:
 
 
 END = ("global_avgpool2d", linear(5))
+END_1D = ("global_avgpool1d", linear(5))
 
 CASES = (
     Case("linear_1_2_5", flat(1), (linear(2), "relu", linear(5)), 2, hypers=tuple(HYPERS)),
@@ -168,6 +185,165 @@ CASES = (
             "hardswish",
             conv(31, 1),
             *END,
+        ),
+        5,
+    ),
+    Case(
+        "conv_1x1_small",
+        image(3, 4, 4),
+        (
+            conv(33, 1),
+            "relu",
+            conv(17, 1, bias=False),
+            {"type": "residual", "body": [conv(17, 1), "relu"]},
+            maxpool(2),
+            conv(65, 1),
+            "relu",
+            conv(31, 1),
+            "relu",
+            maxpool(2),
+            conv(34, 1),
+            "relu",
+            "flatten",
+            linear(5),
+        ),
+        33,
+    ),
+    Case(
+        "conv_1x1_rest",
+        image(5, 8, 9),
+        (
+            conv(17, 1),
+            "relu",
+            conv(6, 1, groups=1, bias=False),
+            maxpool(3, stride=2),
+            "relu",
+            conv(9, 1, stride=2),
+            "relu",
+            conv(8, 1),
+            *END,
+        ),
+        5,
+    ),
+    Case(
+        "conv_four_pads",
+        image(2, 5, 6),
+        (conv(3, 3, padding=[2, 0, 1, 3]), "relu", conv(5, [1, 4], padding=[0, 1, 0, 2]), *END),
+        5,
+    ),
+    Case(
+        "depthwise_small",
+        image(3, 8, 8),
+        (
+            conv(17, 3, padding=1),
+            "relu",
+            depthwise(17, 3, padding=1),
+            "relu",
+            depthwise(17, 3, stride=2, padding=1, bias=False),
+            "relu",
+            depthwise(17, 3, padding=1, bias=False),
+            {"type": "residual", "body": [depthwise(17, 5, padding="same"), "relu"]},
+            depthwise(17, 3, stride=2, padding=1),
+            depthwise(17, 3, padding=1),
+            {"type": "residual", "body": [depthwise(17, 3, padding=1)]},
+            "relu",
+            depthwise(17, 2, padding="same"),
+            *END,
+        ),
+        31,
+        hypers=("momentum", "decay"),
+    ),
+    Case(
+        "depthwise_rest",
+        image(2, 9, 11),
+        (
+            conv(5, 1),
+            "relu",
+            depthwise(5, [3, 5], padding="same", dilation=[2, 1]),
+            "relu",
+            depthwise(5, 3, padding=[2, 0, 0, 2]),
+            {"type": "residual", "body": ["relu", depthwise(5, 3, padding=1)]},
+            depthwise(5, 3, stride=[2, 3], padding=1),
+            "relu",
+            depthwise(5, [2, 3]),
+            *END,
+        ),
+        5,
+    ),
+    Case(
+        "conv1d_plain",
+        sequence(9, 65),
+        (
+            conv1d(31, 5, padding=2),
+            "relu",
+            {"type": "maxpool1d", "kernel_size": 3, "stride": 2, "padding": 1},
+            conv1d(33, 4, stride=2, padding=[2, 1]),
+            "relu",
+            {"type": "avgpool1d", "kernel_size": 2},
+            conv1d(5, 1),
+            "global_maxpool1d",
+            linear(5),
+        ),
+        5,
+    ),
+    Case(
+        "conv1d_causal_long",
+        sequence(1, 67),
+        (
+            conv1d(5, 64, padding="causal"),
+            "relu",
+            conv1d(6, 31, padding="causal", dilation=2, bias=False),
+            {"type": "residual", "body": [conv1d(6, 101, padding="causal"), "relu"]},
+            "relu",
+            conv1d(3, 33, padding=[3, 40], dilation=1),
+            *END_1D,
+        ),
+        5,
+    ),
+    Case(
+        "conv1d_stride_long",
+        sequence(2, 63),
+        (
+            conv1d(5, 33, padding=16, stride=2),
+            "relu",
+            conv1d(7, 9, padding="causal", stride=3, dilation=2),
+            "relu",
+            conv1d(4, 17, padding="same"),
+            *END_1D,
+        ),
+        33,
+    ),
+    Case(
+        "conv1d_groups",
+        sequence(4, 37),
+        (
+            conv1d(8, 3, padding="same", groups=2),
+            "relu",
+            conv1d(8, 21, padding="causal", groups=8),
+            "relu",
+            conv1d(16, 4, groups=8, stride=2),
+            "relu",
+            conv1d(16, 3, padding=[3, 3], groups=16),
+            *END_1D,
+        ),
+        5,
+    ),
+    Case(
+        "concat",
+        image(3, 6, 7),
+        (
+            conv(5, 3, padding=1),
+            concat([conv(4, 1), "relu"], [conv(7, 3, padding=1), "relu"], []),
+            "relu",
+            maxpool(2),
+            concat(
+                [maxpool(3, stride=1, padding=1), conv(5, 1)],
+                [concat([depthwise(16, 3, padding=1)], ["relu"]), conv(6, 1)],
+            ),
+            {"type": "residual", "body": ["relu", concat([conv(5, 1)], [conv(6, 1)])]},
+            "relu",
+            "global_maxpool2d",
+            concat([linear(3)], [linear(2)]),
         ),
         5,
     ),

@@ -37,21 +37,60 @@ POOL = st.fixed_dictionaries(
         "padding": st.integers(0, 1),
     }
 )
+CONCAT = st.builds(
+    lambda a, b: {"type": "concat", "branches": [[a, "relu"], [], [b]]},
+    st.fixed_dictionaries(
+        {
+            "type": st.just("conv2d"),
+            "out_channels": SIZES,
+            "kernel_size": st.sampled_from([1, 3]),
+            "padding": st.just("same"),
+        }
+    ),
+    st.sampled_from([{"type": "dropout", "p": 0.5}, "tanh"]),
+)
 RESIDUAL = st.just({"type": "residual", "body": ["relu", {"type": "dropout", "p": 0.5}]})
 ACTIVATION = st.sampled_from(["relu", "leaky_relu", "gelu", "hardswish"])
-IMAGE_LAYERS = st.one_of(CONV, POOL, RESIDUAL, ACTIVATION)
+IMAGE_LAYERS = st.one_of(CONV, POOL, CONCAT, RESIDUAL, ACTIVATION)
+CONV1D = st.fixed_dictionaries(
+    {
+        "type": st.just("conv1d"),
+        "out_channels": SIZES,
+        "kernel_size": st.sampled_from([1, 2, 5, 19, 40]),
+        "stride": st.sampled_from([1, 1, 2, 3]),
+        "padding": st.sampled_from([0, 2, "causal", [3, 1]]),
+        "dilation": st.integers(1, 2),
+        "groups": st.sampled_from([1, 1, 2, 8]),
+        "bias": st.booleans(),
+    }
+)
+POOL1D = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["maxpool1d", "avgpool1d"]),
+        "kernel_size": st.integers(2, 3),
+        "stride": st.integers(1, 3),
+        "padding": st.integers(0, 1),
+    }
+)
+SEQUENCE_LAYERS = st.one_of(CONV1D, CONV1D, POOL1D, RESIDUAL, ACTIVATION)
 
 
 @st.composite
 def models(draw: st.DrawFn) -> Model:
-    """Layers on images, then linear ones; a layer that does not fit its input is left out."""
-    shape = [draw(st.integers(1, 3)), draw(st.integers(3, 11)), draw(st.integers(3, 11))]
-    end: list[Any] = [draw(st.sampled_from(["flatten", "global_avgpool2d"]))]
+    """Layers on images or sequences, then linear ones; one that does not fit is left out."""
+    dims = draw(st.sampled_from([2, 2, 1]))
+    shape = [draw(st.integers(1, 3)), *(draw(st.integers(3, 11)) for _ in range(dims))]
+    kind = IMAGE_LAYERS
+    if dims == 1:
+        shape[1] *= 5
+        kind = SEQUENCE_LAYERS
+    ends = ["flatten", f"global_avgpool{dims}d", f"global_maxpool{dims}d"]
+    end: list[Any] = [draw(st.sampled_from(ends))]
     if draw(st.booleans()):
         end += [{"type": "linear", "out_features": draw(SIZES)}, "relu"]
     end.append({"type": "linear", "out_features": draw(SIZES)})
     layers: list[Any] = []
-    for layer in draw(st.lists(IMAGE_LAYERS, min_size=1, max_size=4)):
+    for layer in draw(st.lists(kind, min_size=1, max_size=4)):
         try:
             network(shape, *layers, layer, *end)
         except ModelError:

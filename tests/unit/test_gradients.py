@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from client.backends import get
 from client.backends.base import Hyper, Program
 from client.backends.numpy.device import NumpyDevice
-from client.backends.numpy.ops import FUNCTIONS
+from client.backends.numpy.ops import FUNCTIONS, convolution, windows
 from client.model import Model, Segment, build_model
-from client.model.layers import LAYERS, Add
+from client.model.layers import LAYERS, Add, Concat
 
 H = 1e-6
 COUNT = 3
@@ -56,6 +56,53 @@ CASES: dict[str, tuple[list[int], Any]] = {
         [2, 5, 5],
         {"type": "conv2d", "out_channels": 2, "kernel_size": 1, "stride": 2},
     ),
+    "conv2d_depthwise_same": (
+        [3, 5, 4],
+        {"type": "conv2d", "out_channels": 3, "kernel_size": [3, 2], "padding": 1, "groups": 3},
+    ),
+    "conv2d_depthwise_stride": (
+        [3, 6, 5],
+        {
+            "type": "conv2d",
+            "out_channels": 3,
+            "kernel_size": 3,
+            "stride": [2, 1],
+            "padding": 1,
+            "groups": 3,
+            "bias": False,
+        },
+    ),
+    "conv2d_1x1": ([4, 3, 5], {"type": "conv2d", "out_channels": 6, "kernel_size": 1, "groups": 2}),
+    "conv2d_four_pads": (
+        [2, 4, 5],
+        {"type": "conv2d", "out_channels": 2, "kernel_size": 3, "padding": [2, 0, 1, 3]},
+    ),
+    "conv2d_many_taps": (
+        [4, 5, 6],
+        {"type": "conv2d", "out_channels": 2, "kernel_size": 5, "padding": 2, "groups": 2},
+    ),
+    "conv1d": ([2, 9], {"type": "conv1d", "out_channels": 3, "kernel_size": 4, "padding": 1}),
+    "conv1d_stride": (
+        [2, 11],
+        {"type": "conv1d", "out_channels": 3, "kernel_size": 3, "stride": 2, "padding": [2, 1]},
+    ),
+    "conv1d_causal": (
+        [2, 9],
+        {"type": "conv1d", "out_channels": 2, "kernel_size": 3, "dilation": 2, "padding": "causal"},
+    ),
+    "conv1d_causal_long": (
+        [2, 19],
+        {"type": "conv1d", "out_channels": 3, "kernel_size": 18, "padding": "causal"},
+    ),
+    "conv1d_depthwise": (
+        [3, 9],
+        {"type": "conv1d", "out_channels": 3, "kernel_size": 4, "groups": 3, "padding": "same"},
+    ),
+    "maxpool1d": ([2, 9], {"type": "maxpool1d", "kernel_size": 3, "stride": 2, "padding": 1}),
+    "avgpool1d": ([2, 9], {"type": "avgpool1d", "kernel_size": 3, "padding": 1}),
+    "global_avgpool1d": ([3, 5], "global_avgpool1d"),
+    "global_maxpool1d": ([3, 5], "global_maxpool1d"),
+    "global_maxpool2d": ([3, 4, 5], "global_maxpool2d"),
     "maxpool2d": ([2, 4, 6], {"type": "maxpool2d", "kernel_size": 2}),
     "maxpool2d_rest": ([2, 5, 7], {"type": "maxpool2d", "kernel_size": [2, 3]}),
     "maxpool2d_overlap": (
@@ -100,6 +147,22 @@ CASES: dict[str, tuple[list[int], Any]] = {
     "tanh": ([3, 4], "tanh"),
     "flatten": ([2, 3, 4], "flatten"),
     "dropout": ([2, 3, 4], {"type": "dropout", "p": 0.4}),
+    "concat": (
+        [2, 5, 4],
+        {
+            "type": "concat",
+            "branches": [
+                [{"type": "conv2d", "out_channels": 3, "kernel_size": 1}, "relu"],
+                [],
+                [{"type": "maxpool2d", "kernel_size": 3, "stride": 1, "padding": 1}],
+                [],
+            ],
+        },
+    ),
+    "concat_flat": (
+        [5],
+        {"type": "concat", "branches": [[{"type": "linear", "out_features": 4}], ["tanh"]]},
+    ),
     "residual": (
         [2, 4, 4],
         {
@@ -154,8 +217,6 @@ def test_gradient_of_layer(name: str) -> None:
     shape, layer = CASES[name]
     flatten = [] if len(shape) == 1 else ["flatten"]
     end = [*flatten, {"type": "linear", "out_features": 2}]
-    if name in ("global_avgpool2d", "flatten") or len(shape) == 2:
-        end = ["flatten", {"type": "linear", "out_features": 2}]
     mapping = {"name": name, "input": {"shape": shape}, "layers": ["relu", layer, *end]}
     model = build_model(mapping, name)
     segment = Segment(model, 1, 2)
@@ -182,6 +243,14 @@ def test_gradient_of_layer(name: str) -> None:
     along_w = differences(lambda v: f(x, v), w)
     np.testing.assert_allclose(dw, along_w[: len(dw)], rtol=1e-6, atol=1e-7)
     assert not along_w[len(dw) :].any(), "training does not see the buffers"
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("conv")])
+def test_gradient_of_a_convolution_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of large images, whose columns are made and multiplied a few at a time."""
+    monkeypatch.setattr(windows, "COLUMNS", 150)
+    monkeypatch.setattr(convolution, "BLOCK", 150)
+    test_gradient_of_layer(name)
 
 
 def test_gradient_of_the_loss() -> None:
@@ -230,7 +299,7 @@ def test_first_of_equal_values_gets_the_gradient() -> None:
 
 
 def test_every_layer_has_a_function_and_a_gradient_check() -> None:
-    assert set(FUNCTIONS) == {*LAYERS.values(), Add}
+    assert set(FUNCTIONS) == {*LAYERS.values(), Add, Concat}
     checked = {name.split("_stride")[0] for name in CASES}
     assert {kind for kind in LAYERS if kind not in checked} == set()
 

@@ -13,7 +13,7 @@ from client.backends.numpy.ops import FUNCTIONS
 from client.backends.opencl.lower import FAMILIES
 from client.errors import DeviceError
 from client.model import Model, build_model
-from client.model.layers import LAYERS, Add, Flatten, Layer
+from client.model.layers import LAYERS, Add, Concat, Flatten, Layer
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
 
 
 def test_every_layer_is_known_to_every_backend() -> None:
-    every = {*LAYERS.values(), Add}
+    every = {*LAYERS.values(), Add, Concat}
     assert every == set(FUNCTIONS)
     assert every == {*FAMILIES, Flatten}  # flatten needs no kernel
 

@@ -11,13 +11,18 @@ import pytest
 from client.errors import ConfigError, ModelError
 from client.model import InputSpec, Model, Segment, build_model, initialise, load_model
 from client.model.layers import (
+    AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Conv1d,
     Conv2d,
+    GlobalMaxPool1d,
+    GlobalMaxPool2d,
     GroupNorm,
     LayerNorm,
     Linear,
+    MaxPool1d,
     MaxPool2d,
 )
 
@@ -95,6 +100,15 @@ def test_shapes_of_lenet5() -> None:
         (MaxPool2d(2), (3, 7, 8), (3, 3, 4)),
         (MaxPool2d(3, stride=2, padding=1), (3, 8, 7), (3, 4, 4)),
         (AvgPool2d((1, 3), stride=1), (3, 7, 8), (3, 7, 6)),
+        (Conv2d(5, 3, padding=(0, 1, 2, 3)), (2, 9, 7), (5, 8, 10)),
+        (Conv1d(5, 3), (2, 9), (5, 7)),
+        (Conv1d(5, 501, padding="causal", dilation=2), (2, 9), (5, 9)),
+        (Conv1d(5, 4, stride=3, padding="causal"), (2, 10), (5, 4)),
+        (Conv1d(5, 4, padding=(0, 3)), (2, 9), (5, 9)),
+        (MaxPool1d(3, stride=2, padding=1), (3, 8), (3, 4)),
+        (AvgPool1d(2), (3, 9), (3, 4)),
+        (GlobalMaxPool1d(), (3, 9), (3,)),
+        (GlobalMaxPool2d(), (3, 9, 4), (3,)),
         (Linear(5), (7,), (5,)),
         (BatchNorm1d(), (7,), (7,)),
         (BatchNorm1d(), (7, 9), (7, 9)),
@@ -112,7 +126,25 @@ def test_output_shape(layer: Any, x: tuple[int, ...], y: tuple[int, ...]) -> Non
     [(3, 1, (1, 1, 1, 1)), ((4, 2), 1, (1, 2, 0, 1)), ((2, 3), (3, 2), (1, 2, 2, 2))],
 )
 def test_same_padding_puts_the_odd_row_last(kernel: Any, dilation: Any, pads: Any) -> None:
-    assert Conv2d(1, kernel, padding="same", dilation=dilation).pads == pads
+    layer = Conv2d(1, kernel, padding="same", dilation=dilation)
+    assert layer.window((1, 9, 9)).pads == pads
+
+
+@pytest.mark.parametrize(
+    ("layer", "pads"),
+    [
+        (Conv1d(1, 3, padding=2), (0, 0, 2, 2)),
+        (Conv1d(1, 3, padding=(2, 1)), (0, 0, 2, 1)),
+        (Conv1d(1, 4, padding="same"), (0, 0, 1, 2)),
+        (Conv1d(1, 4, padding="causal", dilation=3), (0, 0, 9, 0)),
+        (Conv1d(1, 4, padding="valid"), (0, 0, 0, 0)),
+        (Conv2d(1, 3, padding=(2, 1)), (2, 2, 1, 1)),
+        (Conv2d(1, 3, padding=(0, 1, 2, 3)), (0, 1, 2, 3)),
+        (MaxPool1d(3, padding=1), (0, 0, 1, 1)),
+    ],
+)
+def test_padding(layer: Any, pads: tuple[int, ...]) -> None:
+    assert layer.window((1, 9) if layer.dims == 1 else (1, 9, 9)).pads == pads
 
 
 def test_groups_divide_parameters_and_operations() -> None:
@@ -153,6 +185,33 @@ def test_identity_shortcut_and_nesting() -> None:
     model = build(ended({"type": "residual", "body": [{**CONV, "padding": 1}, inner]}))
     assert [op.name for op in model.ops[:4]] == ["0.body.0", "0.body.1.body.0", "0.body.1", "0"]
     assert model.ops[3].inputs == (model.ops[2].output, 0)
+
+
+def test_concat() -> None:
+    """Three branches on (4, 8, 8): two convolutions, the input itself, pooling and a residual."""
+    branches = [
+        [{**CONV, "padding": 1}, {**CONV, "name": "second", "padding": 1}],
+        [],
+        [
+            {"type": "maxpool2d", "kernel_size": 3, "stride": 1, "padding": 1},
+            {"type": "residual", "name": "r", "body": ["relu"]},
+        ],
+    ]
+    model = build(ended({"type": "concat", "name": "c", "branches": branches}))
+    assert [op.name for op in model.ops[:6]] == [
+        "c.branches.0.0",
+        "c.second",
+        "c.branches.2.0",
+        "c.r.body.0",
+        "c.r",
+        "c",
+    ]
+    concat = model.ops[5]
+    assert concat.inputs == (2, 0, 5)
+    assert model.tensors[concat.output] == (12, 8, 8)
+    assert {op.block for op in model.ops[:6]} == {0}
+    flat = [{"type": "linear", "out_features": 2}], [{"type": "linear", "out_features": 3}]
+    assert build([{"type": "concat", "branches": [*flat]}], [7]).num_classes == 5
 
 
 def test_segments_own_contiguous_parameters() -> None:
@@ -315,6 +374,25 @@ def test_initial_parameters() -> None:
         ([{**CONV, "padding": -1}], ["layers[0]", "padding", "negative"]),
         ([{**CONV, "padding": "same", "stride": 2}], ["layers[0]", "'same' needs stride 1"]),
         (["relu", {**CONV, "kernel_size": 9}], ["layers[1]", "9x9", "(4, 8, 8)"]),
+        ([{**CONV, "padding": "causal"}], ["layers[0]", "'causal'", "a list of 4, same, valid"]),
+        ([{**CONV, "padding": [1, 1, 1]}], ["layers[0].padding", "[1, 1, 1]", "a list of 4"]),
+        ([{**CONV, "padding": [0, 0, 0, -1]}], ["layers[0]", "padding", "negative"]),
+        ([{**CONV, "type": "conv1d"}], ["layers[0]", "(channels, length)", "(4, 8, 8)"]),
+        ([{**CONV, "type": "conv1d", "stride": [1, 2]}], ["layers[0].stride", "whole number"]),
+        (
+            [{**CONV, "type": "conv1d", "padding": "casual"}],
+            ["a pair, same, valid, causal", "did you mean 'causal'"],
+        ),
+        (["concat"], ["layers[0].branches", "found nothing", "two lists of layers or more"]),
+        ([{"type": "concat", "branches": [[CONV]]}], ["layers[0].branches", "two lists"]),
+        ([{"type": "concat", "branches": [[], []]}], ["layers[0].branches", "needs a layer"]),
+        ([{"type": "concat", "branches": [[], "relu"]}], ["layers[0].branches[1]", "a list"]),
+        ([{"type": "concat", "branches": [[], ["relo"]]}], ["branches[1][0].type", "'relu'"]),
+        ([{"type": "concat", "branches": [[], []], "x": 1}], ["layers[0].x", "unknown key"]),
+        (
+            [{"type": "concat", "branches": [[], [CONV]]}],
+            ["layers[0].branches", "(4, 8, 8), (4, 6, 6)", "all but the channels"],
+        ),
         ([{"type": "maxpool2d", "kernel_size": 9}], ["layers[0]", "9x9", "larger"]),
         ([{"type": "maxpool2d", "kernel_size": 2, "padding": 2}], ["layers[0]", "padding", "half"]),
         ([{"type": "dropout", "p": 1}], ["layers[0]", "p", "[0, 1)"]),

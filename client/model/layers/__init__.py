@@ -1,6 +1,6 @@
 """Layers: what each computes in shapes, parameters, operations; no arithmetic (backends do that).
 
-Shapes are those of one example, without the batch axis: ``(features,)`` or
+Shapes are those of one example, without the batch axis: ``(features,)``, ``(channels, length)`` or
 ``(channels, height, width)``. Names of layers, attributes and parameters are PyTorch's, so that
 a model's state can be loaded into the same network built with ``torch.nn`` and back.
 """
@@ -18,54 +18,83 @@ from client.model.layers.activation import (
     SiLU,
     Tanh,
 )
-from client.model.layers.base import Layer, ParamSpec, Shape, pair
-from client.model.layers.convolution import Conv2d
+from client.model.layers.base import Layer, ParamSpec, Shape
+from client.model.layers.convolution import Conv, Conv1d, Conv2d
 from client.model.layers.linear import Linear
 from client.model.layers.norm import BatchNorm, BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
-from client.model.layers.pooling import AvgPool2d, GlobalAvgPool2d, MaxPool2d
-from client.model.layers.shape import Add, Flatten
+from client.model.layers.pooling import (
+    AvgPool1d,
+    AvgPool2d,
+    GlobalAvgPool1d,
+    GlobalAvgPool2d,
+    GlobalMaxPool1d,
+    GlobalMaxPool2d,
+    GlobalPool,
+    MaxPool1d,
+    MaxPool2d,
+    Pool,
+)
+from client.model.layers.shape import Add, Concat, Flatten
+from client.model.layers.windowed import Window, Windowed
 
 __all__ = [
     "GELU",
     "LAYERS",
     "Add",
+    "AvgPool1d",
     "AvgPool2d",
     "BatchNorm",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Concat",
+    "Conv",
+    "Conv1d",
     "Conv2d",
     "Dropout",
     "Flatten",
+    "GlobalAvgPool1d",
     "GlobalAvgPool2d",
+    "GlobalMaxPool1d",
+    "GlobalMaxPool2d",
+    "GlobalPool",
     "GroupNorm",
     "Hardswish",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "MaxPool1d",
     "MaxPool2d",
     "ParamSpec",
+    "Pool",
     "ReLU",
     "ReLU6",
     "Shape",
     "SiLU",
     "Sigmoid",
     "Tanh",
-    "pair",
+    "Window",
+    "Windowed",
 ]
 
 LAYERS: dict[str, type[Layer]] = {
     layer.kind: layer
     for layer in (
         Linear,
+        Conv1d,
         Conv2d,
+        MaxPool1d,
         MaxPool2d,
+        AvgPool1d,
         AvgPool2d,
+        GlobalAvgPool1d,
         GlobalAvgPool2d,
         BatchNorm1d,
         BatchNorm2d,
         GroupNorm,
         LayerNorm,
+        GlobalMaxPool1d,
+        GlobalMaxPool2d,
         ReLU,
         ReLU6,
         LeakyReLU,
@@ -78,4 +107,4 @@ LAYERS: dict[str, type[Layer]] = {
         Dropout,
     )
 }
-"""Layers that may be named in YAML by their ``type`` (a residual block is built of them)."""
+"""Layers that may be named in YAML by their ``type`` (residual and concat are built of them)."""

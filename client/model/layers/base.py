@@ -23,11 +23,6 @@ class ParamSpec(NamedTuple):
     value: float | None = None
 
 
-def pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    """``3`` -> ``(3, 3)``: the same in both spatial directions."""
-    return (value, value) if isinstance(value, int) else value
-
-
 @dataclass(frozen=True)
 class Layer:
     """Base: no parameters, output as input, one operation per element."""
@@ -51,15 +46,7 @@ class Layer:
         return prod(self.output_shape(x))
 
 
-def image_shape(layer: Layer, x: Shape) -> tuple[int, int, int]:
-    if len(x) != 3:
-        raise ModelError(
-            f"{layer.kind} needs an input of shape (channels, height, width), found {x}"
-        )
-    return x[0], x[1], x[2]
-
-
 def require_positive(layer: Layer, **values: int | tuple[int, int] | None) -> None:
     for key, value in values.items():
-        if value is not None and min(pair(value)) < 1:
+        if value is not None and (value if isinstance(value, int) else min(value)) < 1:
             raise ModelError(f"{layer.kind}: {key}: must be at least 1, found {value}")

@@ -3,8 +3,8 @@
 To add a layer: write its ``Function`` in one of the files here and enter it below.
 """
 
-from client.backends.numpy.ops.convolution import Conv2d
-from client.backends.numpy.ops.elementwise import Add, Dropout, Flatten, ReLU
+from client.backends.numpy.ops.convolution import Conv
+from client.backends.numpy.ops.elementwise import Add, Concat, Dropout, Flatten, ReLU
 from client.backends.numpy.ops.function import Array, Function, Run, Tensors
 from client.backends.numpy.ops.linear import Linear
 from client.backends.numpy.ops.loss import softmax_cross_entropy
@@ -19,19 +19,25 @@ from client.backends.numpy.ops.nonlinear import (
 )
 from client.backends.numpy.ops.norm import BatchNorm, GroupNorm, LayerNorm
 from client.backends.numpy.ops.optimizer import Sgd
-from client.backends.numpy.ops.pooling import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from client.backends.numpy.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from client.model import layers
 
 FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
     layers.Linear: Linear,
-    layers.Conv2d: Conv2d,
-    layers.MaxPool2d: MaxPool2d,
-    layers.AvgPool2d: AvgPool2d,
-    layers.GlobalAvgPool2d: GlobalAvgPool2d,
     layers.BatchNorm1d: BatchNorm,
     layers.BatchNorm2d: BatchNorm,
     layers.GroupNorm: GroupNorm,
     layers.LayerNorm: LayerNorm,
+    layers.Conv1d: Conv,
+    layers.Conv2d: Conv,
+    layers.MaxPool1d: MaxPool,
+    layers.MaxPool2d: MaxPool,
+    layers.AvgPool1d: AvgPool,
+    layers.AvgPool2d: AvgPool,
+    layers.GlobalAvgPool1d: GlobalAvgPool,
+    layers.GlobalAvgPool2d: GlobalAvgPool,
+    layers.GlobalMaxPool1d: MaxPool,
+    layers.GlobalMaxPool2d: MaxPool,
     layers.ReLU: ReLU,
     layers.ReLU6: ReLU6,
     layers.LeakyReLU: LeakyReLU,
@@ -43,6 +49,7 @@ FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
     layers.Flatten: Flatten,
     layers.Dropout: Dropout,
     layers.Add: Add,
+    layers.Concat: Concat,
 }
 
 __all__ = ["FUNCTIONS", "Array", "Function", "Run", "Sgd", "Tensors", "softmax_cross_entropy"]

@@ -105,3 +105,21 @@ class Add(Function):
         for dx in self.t.dx:
             if dx is not None:
                 dx[...] = self.t.dy
+
+
+class Concat(Function):
+    """y = the inputs one after the other along the channels; each dx is its part of dy."""
+
+    def __init__(self, op: Op, t: Tensors) -> None:
+        super().__init__(op, t)
+        ends = np.cumsum([len(x) for x in t.x])
+        self.parts = [slice(end - len(x), end) for x, end in zip(t.x, ends, strict=True)]
+
+    def forward(self, run: Run) -> None:
+        for x, part in zip(self.t.x, self.parts, strict=True):
+            self.t.y[part] = x
+
+    def backward(self) -> None:
+        for dx, part in zip(self.t.dx, self.parts, strict=True):
+            if dx is not None:
+                dx[...] = self.t.dy[part]

@@ -6,20 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from client.backends.base import require_layers
-from client.backends.opencl.lower import conv, linear, nonlinear, pointwise, pool
+from client.backends.opencl.lower import concat, conv, linear, nonlinear, pointwise, pool
 from client.backends.opencl.lower.graph import Fusable, Node, build_graph
 from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.tiles import Target
 from client.model.graph import Segment
 from client.model.layers import (
     Add,
+    AvgPool1d,
     AvgPool2d,
+    Concat,
+    Conv1d,
     Conv2d,
     Dropout,
     Flatten,
+    GlobalAvgPool1d,
     GlobalAvgPool2d,
+    GlobalMaxPool1d,
+    GlobalMaxPool2d,
     Layer,
     Linear,
+    MaxPool1d,
     MaxPool2d,
     ReLU,
 )
@@ -38,13 +45,22 @@ class Family:
 
 FAMILIES: dict[type[Layer], Family] = {
     Linear: Family(linear.forward, linear.backward, Fusable(relu=True, gate=True)),
-    Conv2d: Family(conv.forward, conv.backward, Fusable(relu=True, gate=True)),
-    MaxPool2d: Family(pool.max_forward, pool.max_backward, Fusable(gate=True)),
-    AvgPool2d: Family(pool.mean_forward, pool.mean_backward, Fusable(gate=True)),
-    GlobalAvgPool2d: Family(pool.mean_forward, pool.mean_backward, Fusable(gate=True)),
+    **{
+        layer: Family(conv.forward, conv.backward, Fusable(relu=True, gate=True))
+        for layer in (Conv1d, Conv2d)
+    },
+    **{
+        layer: Family(pool.max_forward, pool.max_backward, Fusable(gate=True))
+        for layer in (MaxPool1d, MaxPool2d, GlobalMaxPool1d, GlobalMaxPool2d)
+    },
+    **{
+        layer: Family(pool.mean_forward, pool.mean_backward, Fusable(gate=True))
+        for layer in (AvgPool1d, AvgPool2d, GlobalAvgPool1d, GlobalAvgPool2d)
+    },
     ReLU: Family(pointwise.relu_forward, pointwise.relu_backward, Fusable()),
     Dropout: Family(pointwise.dropout_forward, pointwise.dropout_backward, Fusable(gate=True)),
     Add: Family(pointwise.add_forward, pointwise.add_backward, Fusable(relu=True)),
+    Concat: Family(concat.forward, concat.backward, Fusable(relu=True)),
     **{
         layer: Family(nonlinear.forward, nonlinear.backward, Fusable(gate=True))
         for layer in nonlinear.LAYERS

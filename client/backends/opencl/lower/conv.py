@@ -6,7 +6,7 @@ from client.backends.opencl.launch import Define, Memory, Slot, Symbol
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.tiles import Tile, tile
-from client.model.layers import Conv2d, pair
+from client.model.layers import Conv
 
 ZERO_MARGIN = 64
 """As in conv.cl: zeros before column 0 of the row of zeros, and as many after its end."""
@@ -156,14 +156,14 @@ def _local(low: Lowering) -> tuple[int, int, int]:
 
 def _shape(node: Node, low: Lowering) -> dict[str, Define]:
     layer = node.op.layer
-    assert isinstance(layer, Conv2d)
+    assert isinstance(layer, Conv)
     tensors = low.graph.segment.model.tensors
-    (c, h, w), (o, oh, ow) = tensors[node.op.inputs[0]], tensors[node.op.output]
-    (kh, kw), (sh, sw) = pair(layer.kernel_size), pair(layer.stride)
-    dh, dw = pair(layer.dilation)
-    top, _, left, _ = layer.pads
+    x = tensors[node.op.inputs[0]]
+    (c, h, w), window = layer.image(x), layer.window(x)
+    (oh, ow), (top, _, left, _) = window.output(h, w), window.pads
+    (kh, kw), (sh, sw), (dh, dw) = window.kernel, window.stride, window.dilation
     return {
-        "GROUPS": layer.groups, "CG": c // layer.groups, "OG": o // layer.groups,
+        "GROUPS": layer.groups, "CG": c // layer.groups, "OG": layer.out_channels // layer.groups,
         "H": h, "W": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
         "SH": sh, "SW": sw, "DH": dh, "DW": dw, "PT": top, "PL": left,
     }  # fmt: skip

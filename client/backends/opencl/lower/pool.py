@@ -5,7 +5,7 @@ from __future__ import annotations
 from client.backends.opencl.launch import Arg, Define, PerCount, Slot
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
-from client.model.layers import AvgPool2d, MaxPool2d, pair
+from client.model.layers import Windowed
 
 
 def max_forward(node: Node, low: Lowering) -> None:
@@ -51,16 +51,11 @@ def _launch(
     backward: bool,
     defines: dict[str, Define],
 ) -> None:
-    tensors = low.graph.segment.model.tensors
-    (channels, h, w), output = tensors[node.op.inputs[0]], tensors[node.op.output]
-    layer = node.op.layer
-    if isinstance(layer, MaxPool2d | AvgPool2d):
-        (kh, kw), (sh, sw), (ph, pw) = (
-            pair(layer.kernel_size), layer.strides, pair(layer.padding)
-        )  # fmt: skip
-        oh, ow = output[1:]
-    else:
-        kh, kw, sh, sw, ph, pw, oh, ow = h, w, h, w, 0, 0, 1, 1
+    layer, x = node.op.layer, low.graph.segment.model.tensors[node.op.inputs[0]]
+    assert isinstance(layer, Windowed)
+    (channels, h, w), window = layer.image(x), layer.window(x)
+    (kh, kw), (sh, sw), (ph, _, pw, _) = window.kernel, window.stride, window.pads
+    oh, ow = window.output(h, w)
     rows, columns = (h, w) if backward else (oh, ow)
     vectors = -(-columns // low.target.vector)
     low.launch(
