@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 
+MAX_NAMES = 10
+"""How many nodes that failed alike are named in a line."""
+
+
 @contextmanager
 def view() -> Iterator[Observer]:
     """An observer that shows what it is told, for as long as the context lasts."""
@@ -46,11 +50,9 @@ def _told(lines: PlainLines) -> Iterator[PlainLines]:
     token = on_phase.set(lines.phase_began)
     try:
         yield lines
-    except KeyboardInterrupt:
-        lines.interrupted()
-        raise
-    except RoundError:
-        if lines.port is not None:
+    except (KeyboardInterrupt, RoundError) as e:
+        lines.tell_others_that_failed()
+        if isinstance(e, KeyboardInterrupt) or lines.port is not None:
             lines.interrupted()
         raise
     finally:
@@ -64,6 +66,7 @@ class PlainLines(Observer):
         self._out = console.console()
         self._rounds = 0
         self._folder: Path | None = None
+        self._failed: dict[tuple[str, str | None], list[str]] = {}  # status, error -> more nodes
         self.port: int | None = None
         self._building_was_said = False
 
@@ -88,9 +91,24 @@ class PlainLines(Observer):
         self._line(f"{connected} of {wanted} nodes connected")
 
     def node_failed(self, row: NodeRound) -> None:
-        self._line(f"round {row.round}: {row.partition}: {row.status}: {row.error}")
+        """At once; of those that fail alike the first one alone, the others in one line later."""
+        alike = self._failed.get((row.status, row.error))
+        if alike is None:
+            self._failed[row.status, row.error] = []
+            self._line(f"round {row.round}: {row.partition}: {row.status}: {row.error}")
+        else:
+            alike.append(row.partition)
+
+    def tell_others_that_failed(self) -> None:
+        """At the end of a round, however that came."""
+        for (status, _), names in self._failed.items():
+            if names:
+                more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+                self._line(f"{', '.join(names[:MAX_NAMES])}{more}: {status} in the same way")
+        self._failed.clear()
 
     def round_finished(self, info: RoundInfo) -> None:
+        self.tell_others_that_failed()
         self._line(_round_line(info, self._rounds))
 
     def note(self, kind: str, message: str, partition: str | None = None) -> None:

@@ -98,10 +98,11 @@ class Run:
         try:
             yield
         except BaseException as e:
-            if not isinstance(e, StoreError):  # what cannot be written cannot be noted either
-                kind = "failed" if isinstance(e, Exception) else "interrupted"
+            if isinstance(e, KeyboardInterrupt):
+                self.store.add_event("interrupted", "by Ctrl-C or a signal")
+            elif not isinstance(e, StoreError):  # what cannot be written cannot be noted either
                 text = str(e) if isinstance(e, PocketfedError) else f"{type(e).__name__}: {e}"
-                self.store.add_event(kind, text)
+                self.store.add_event("failed", text)
             raise
 
     def _finish(self, arrays: Arrays, wall_s: float) -> Result:

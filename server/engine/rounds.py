@@ -260,11 +260,12 @@ class Rounds:
         """What a reply amounts to."""
         arrived = _Arrived(payload_nbytes(reply), arrived_s)
         if reply.has_error():
+            text = wire.error_text(reply).removeprefix(f"{sent.partition}: ")
             if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
                 # the task's time to live, which is the deadline too, may end a moment earlier
-                error = self._too_late() or wire.error_text(reply)
+                error = self._too_late() or text
                 return _row(number, task, sent, "late", error, arrived)
-            return _row(number, task, sent, "failed", wire.error_text(reply), arrived)
+            return _row(number, task, sent, "failed", text, arrived)
         shapes = {p.name: p.shape for p in self.model.values}
         try:
             if sent.partition in self.nodes.foreign:

@@ -252,7 +252,7 @@ def test_who_is_refused_and_how_a_run_fails(here: Machines) -> None:
         assert text in server.text()
     last = server.text().splitlines()[-1]
     assert last.startswith("pocketfed: error: round 1: 0 of 1 nodes gave a usable reply"), last
-    assert "first failure: node-0: node-0: the loss became nan" in last
+    assert "first failure: node-0: the loss became nan" in last
     with Store.read(here.folder / "run" / "run.db") as store:
         assert [e.kind for e in store.events()][-1] == "failed"
     assert good.process.poll() is None

@@ -419,7 +419,8 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
         run_tiny(out, _Interrupted(interrupted), **over)
     with Store.read(out / "run.db") as store:
         assert [r.round for r in store.rounds()] == list(range(1, interrupted))
-        assert store.events()[-1].kind == "interrupted"
+        last = store.events()[-1]
+        assert (last.kind, last.message) == ("interrupted", "by Ctrl-C or a signal")
     result = resume_tiny(out, TinyApp())
     assert (result.rounds, result.resumed_from_round) == (5, interrupted - 1)
     assert_equal(weights(out), weights(tmp_path / "whole"))

@@ -94,6 +94,34 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == LINES
 
 
+def test_nodes_that_fail_alike_are_told_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first at once, the others together; another error, or the next round, anew."""
+    lines = PlainLines()
+    for name in ("node-0", "node-1", "node-2"):
+        lines.node_failed(replace(FAILED, partition=name, error="the loss became nan"))
+    lines.node_failed(replace(FAILED, partition="node-3", error="the device is lost"))
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    lines.round_finished(info(1))
+    assert capsys.readouterr().out.splitlines()[:-1] == ["node-1, node-2: failed in the same way"]
+    lines.node_failed(replace(FAILED, error="the loss became nan"))
+    assert capsys.readouterr().out == "round 1: node-1: failed: the loss became nan\n"
+
+
+def test_many_nodes_that_fail_alike_are_counted_when_the_run_fails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing() -> None:
+        with live.view() as observer:
+            for i in range(13):
+                observer.node_failed(replace(FAILED, partition=f"n{i}", error="no memory"))
+            raise RoundError("too few")
+
+    with pytest.raises(RoundError):
+        failing()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "n1, n2, n3, n4, n5, n6, n7, n8, n9, n10 and 2 more: failed in the same way"
+
+
 def test_a_long_line_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("/".join(["a folder with a long name"] * 20))
     PlainLines().run_started(folder, "tiny", 2, NODES, 1)
