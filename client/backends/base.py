@@ -125,6 +125,12 @@ class Usage:
     arena_nbytes: int  # activations and their gradients, as planned by liveness
     launches: int
     variants: tuple[tuple[str, str], ...] = ()  # (operation, kernel variant chosen)
+    other_nbytes: int = 0  # labels, metrics, and what else a batch needs
+
+    @property
+    def nbytes(self) -> int:
+        """All that a program allocates when it is compiled."""
+        return self.params_nbytes + self.arena_nbytes + self.other_nbytes
 
 
 @dataclass
@@ -162,7 +168,7 @@ class DeviceData(ABC):
 
     num_examples: int
     resident: bool
-    nbytes: int
+    nbytes: int  # on the device
 
     @abstractmethod
     def release(self) -> None:
@@ -175,6 +181,11 @@ class Program(ABC):
     segment: Segment
     capacity: int
     usage: Usage
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """What it holds on the device: as planned, and what the epoch's data set needs beside."""
 
     # -- a round ---------------------------------------------------------------------------
     @abstractmethod

@@ -250,12 +250,11 @@ class Session:
                     f"the recorded placement cannot be repeated here: recorded {asked.recorded}, "
                     f"here {record.placement}"
                 )
-            usage = program.usage
-            record.launches = usage.launches
-            record.peak_nbytes = usage.params_nbytes + usage.arena_nbytes + data.nbytes
+            record.launches = program.usage.launches
             before = replace(device.traffic)
         outcome = trainer.train(device, program, data, asked.params, task, clock, stop)
         with clock.phase("encode"):
+            record.peak_nbytes = program.nbytes + data.nbytes
             record.set_traffic(device.traffic.since(before))
         return outcome
 

@@ -193,7 +193,6 @@ def make_row(
         spread = (ratio_low, ratio_high)
     traffic = steps.sample(SAMPLED_STEPS)
     busy = busy_time(traffic)
-    usage = steps.program.usage
     return Row(
         model=model.name,
         batch=batch,
@@ -212,8 +211,8 @@ def make_row(
         transfer_ms=busy.transfer_ms if busy else None,
         movement_ms=busy.movement_ms if busy else None,
         upload_bytes=traffic.upload_nbytes / SAMPLED_STEPS,
-        launches=usage.launches,
-        peak_bytes=usage.params_nbytes + usage.arena_nbytes + steps.data.nbytes,
+        launches=steps.program.usage.launches,
+        peak_bytes=steps.program.nbytes + steps.data.nbytes,
         others_cpu_share=others_cpu_share,
     )
 

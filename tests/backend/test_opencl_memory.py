@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from client.backends.base import Hyper
+from client.backends.opencl.plan import plan_segment
 from client.errors import DeviceError
 from client.model import Model, load_model
 from tests.backend.harness import Subject, examples, network
@@ -186,6 +187,73 @@ def test_what_kernels_cannot_number_is_refused() -> None:
     device = open_device(max_alloc_nbytes=many, global_mem_nbytes=many)
     with pytest.raises(DeviceError, match=r"kernels reach .* largest batch that fits is \d+"):
         device.compile(load_model(Path("lenet5")).whole, 10_000_000)
+    device.close()
+
+
+def test_what_was_planned_is_what_is_allocated(model: Model) -> None:
+    device = open_device()
+    everything = device.allocator.free_nbytes
+    program = device.compile(model.whole, BATCH)
+    plan = plan_segment(model.whole, BATCH, device.target)
+    assert sum(plan.sizes) == program.usage.nbytes == program.nbytes
+    assert everything - device.allocator.free_nbytes == program.nbytes
+    device.close()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_what_a_round_holds_is_told(model: Model, resident: bool) -> None:
+    device = open_device()
+    everything = device.allocator.free_nbytes
+    program = device.compile(model.whole, BATCH)
+    x, y = examples(model, EXAMPLES)
+    if not resident:
+        limits = type(device.allocator.limits)
+        device.allocator.limits = limits(x.nbytes // 2, device.info.global_mem_nbytes, 4096)
+    data = device.load(x, y)
+    program.begin_epoch(data, np.arange(EXAMPLES, dtype=np.int32), BATCH, 0)
+    assert data.resident is resident
+    assert everything - device.allocator.free_nbytes == program.nbytes + data.nbytes
+    device.close()
+
+
+def test_activations_in_several_buffers_give_the_same(
+    model: Model, expected: tuple[str, list[float], np.ndarray]
+) -> None:
+    """Where the device has no allocation as large as all of them: bit by bit."""
+    dtype, losses, params = expected
+    whole = plan_segment(model.whole, BATCH, open_device().target).arena
+    largest = max(slot.nbytes for slot in whole.places)
+    device = open_device(max_alloc_nbytes=max(largest + 1024, 4 * (model.num_params + 64)))
+    subject = Subject(device, model, BATCH, *examples(model, EXAMPLES, dtype))
+    assert len(subject.program._arena) > len(whole.sizes) == 1  # type: ignore[attr-defined]
+    subject.program.poison()
+    found = train(subject)
+    assert found[0] == losses
+    np.testing.assert_array_equal(found[1], params)
+    device.close()
+
+
+def test_another_data_set_makes_no_kernels(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of a simulation take turns, for as many rounds as there are."""
+    cl = pytest.importorskip("pyopencl")
+    device = open_device()
+    subject = Subject(device, model, BATCH, *examples(model, EXAMPLES))
+    first, losses = subject.data, train(subject)
+    others = [
+        device.load(*examples(model, EXAMPLES, dtype, seed=1)) for dtype in ("float32", "uint8")
+    ]
+    for subject.data in others:
+        train(subject, epochs=1)
+    made: list[str] = []
+    kernel = cl.Kernel
+    monkeypatch.setattr(cl, "Kernel", lambda *args: made.append(args[1]) or kernel(*args))
+    for subject.data in others:
+        train(subject, epochs=1)
+    subject.data = first
+    again = train(subject)
+    assert again[0] == losses[0]
+    np.testing.assert_array_equal(again[1], losses[1])
+    assert not made
     device.close()
 
 

@@ -17,7 +17,7 @@ from client.backends.opencl.memory import (
     live_ranges,
     plan_arena,
 )
-from client.backends.opencl.plan import SegmentPlan, plan_segment
+from client.backends.opencl.plan import MOST_NBYTES, SegmentPlan, plan_segment
 from client.backends.opencl.tiles import target_of
 from client.model import Segment, load_model
 from tests.backend.cases import CASES
@@ -33,14 +33,17 @@ def check(ranges: Mapping[Slot, Range], arena: Arena) -> None:
     """Pair by pair: disjoint in time or in space; aligned; within the arena and its slack."""
     slots = list(ranges)
     for slot in slots:
-        begin = 4 * arena.offsets[slot]
+        place = arena.places[slot]
+        begin = 4 * place.offset
         assert begin % ALIGNMENT_NBYTES == 0
         assert begin >= SLACK_NBYTES
-        assert begin + slot.nbytes + SLACK_NBYTES <= arena.nbytes
+        assert begin + slot.nbytes + SLACK_NBYTES <= arena.sizes[place.buffer]
     for i, one in enumerate(slots):
         for other in slots[:i]:
             in_time = ranges[one][0] <= ranges[other][1] and ranges[other][0] <= ranges[one][1]
-            begins = 4 * arena.offsets[one], 4 * arena.offsets[other]
+            if arena.places[one].buffer != arena.places[other].buffer:
+                continue
+            begins = 4 * arena.places[one].offset, 4 * arena.places[other].offset
             in_space = begins[0] < begins[1] + other.nbytes and begins[1] < begins[0] + one.nbytes
             assert not (in_time and in_space), f"{one.name} and {other.name} overlap"
 
@@ -50,22 +53,29 @@ def check(ranges: Mapping[Slot, Range], arena: Arena) -> None:
         st.tuples(st.integers(1, 5000), st.integers(0, 20), st.integers(0, 20)),
         min_size=1,
         max_size=25,
-    )
+    ),
+    st.sampled_from([6000, 12_000, MOST_NBYTES]),
 )
-def test_live_regions_never_overlap(drawn: list[tuple[int, int, int]]) -> None:
+def test_live_regions_never_overlap(drawn: list[tuple[int, int, int]], most_nbytes: int) -> None:
+    """Nor is a buffer larger than it may be, nor a second one begun without need."""
     ranges = {
         Slot(str(i), nbytes): (min(a, b), max(a, b)) for i, (nbytes, a, b) in enumerate(drawn)
     }
-    arena = plan_arena(ranges)
+    arena = plan_arena(ranges, most_nbytes)
     check(ranges, arena)
+    assert max(arena.sizes) <= most_nbytes
+    if len(arena.sizes) == 1:
+        assert arena == plan_arena(ranges, MOST_NBYTES)
+    else:
+        assert plan_arena(ranges, MOST_NBYTES).nbytes > most_nbytes
     padded = sum(-(-slot.nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES for slot in ranges)
-    assert arena.nbytes <= padded + 2 * SLACK_NBYTES
+    assert arena.nbytes <= padded + 2 * SLACK_NBYTES * len(arena.sizes)
 
 
 def test_memory_is_used_again() -> None:
     """A chain in which each region lives for two steps needs two regions' memory."""
     ranges = {Slot(str(i), 6400): (i, i + 1) for i in range(10)}
-    arena = plan_arena(ranges)
+    arena = plan_arena(ranges, MOST_NBYTES)
     check(ranges, arena)
     assert arena.nbytes == 2 * 6400 + 2 * SLACK_NBYTES
 

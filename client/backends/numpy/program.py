@@ -58,6 +58,10 @@ class NumpyProgram(Program):
             launches=len(plan.forward) + len(plan.backward) + 3,  # gather, loss, update
         )
 
+    @property
+    def nbytes(self) -> int:
+        return self.usage.nbytes
+
     # -- a round ---------------------------------------------------------------------------
     def upload(self, params: Array) -> None:
         self._values[...] = params

@@ -38,12 +38,13 @@ class OpenCLData(DeviceData):
         self._device = device
         self.dtype, self.shape = x.dtype, x.shape[1:]
         self.num_examples = len(x)
-        self.nbytes = x.nbytes + y.nbytes
         self.row_nbytes = x.nbytes // len(x)
         limits, free = device.allocator.limits, device.allocator.free_nbytes
         self.resident = (
-            x.nbytes + SLACK_NBYTES <= limits.max_alloc_nbytes and self.nbytes <= DATA_SHARE * free
+            x.nbytes + SLACK_NBYTES <= limits.max_alloc_nbytes
+            and x.nbytes + y.nbytes <= DATA_SHARE * free
         )
+        self.nbytes = y.nbytes + (x.nbytes + SLACK_NBYTES if self.resident else 0)
         self.x: cl.Buffer | None = None
         self.rows: NDArray[Any] | None = None  # (n, elements of an example), where streamed
         self.y: cl.Buffer | None = device.allocator.make(y.nbytes, "labels")
@@ -78,7 +79,9 @@ class OpenCLData(DeviceData):
 
 
 class Feed(Protocol):
-    """Where the rows of an epoch's batches come from."""
+    """Where the rows of an epoch's batches come from; ``nbytes``: held on the device."""
+
+    nbytes: int
 
     def batch(self, start: int) -> tuple[cl.Buffer, int, list[cl.Event]]:
         """Buffer, place in the order at which it begins (-1: it holds examples by number), and
@@ -93,6 +96,8 @@ class Feed(Protocol):
 
 class ResidentFeed:
     """All examples lie on the device."""
+
+    nbytes = 0
 
     def __init__(self, data: OpenCLData) -> None:
         self._data = data
@@ -146,6 +151,7 @@ class StreamFeed:
             _Half(device.allocator.make(nbytes, "streamed data"), np.empty(shape, data.dtype))
             for _ in range(2)
         ]
+        self.nbytes = 2 * nbytes
 
     def begin(self, order: NDArray[np.int32]) -> None:
         """A new epoch: what the halves hold is out of date."""

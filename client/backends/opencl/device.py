@@ -12,7 +12,7 @@ from client.backends.base import Device, DeviceData, DeviceInfo, Program, Traffi
 from client.backends.opencl.allocation import Allocator, Limits
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.data import OpenCLData
-from client.backends.opencl.plan import SegmentPlan, plan_segment
+from client.backends.opencl.plan import MOST_NBYTES, SegmentPlan, plan_segment
 from client.backends.opencl.program import OpenCLProgram
 from client.backends.opencl.program_cache import ProgramCache, keeps_its_own
 from client.backends.opencl.sampling import Sample, Samples
@@ -21,9 +21,6 @@ from client.backends.opencl.tiles import Target, target_of
 from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment
-
-MOST_NBYTES = 4 * (2**31 - 1)
-"""Kernels number the elements of a buffer of activations or parameters in 32 bits."""
 
 
 class OpenCLDevice(Device):
@@ -67,7 +64,7 @@ class OpenCLDevice(Device):
     def compile(self, segment: Segment, capacity: int) -> Program:
         if capacity < 1:
             raise ValueError(f"capacity {capacity}, must be at least 1")
-        plan = plan_segment(segment, capacity, self.target)
+        plan = self._plan(segment, capacity)
         refusal = self._refusal(plan)
         if refusal:
             raise DeviceError(
@@ -78,9 +75,12 @@ class OpenCLDevice(Device):
         self._held.append(program)
         return program
 
+    def _plan(self, segment: Segment, capacity: int) -> SegmentPlan:
+        return plan_segment(segment, capacity, self.target, self.allocator.limits.max_alloc_nbytes)
+
     def _refusal(self, plan: SegmentPlan) -> str:
         """Why a plan does not fit; empty if it does."""
-        sizes = list(plan.nbytes.values())
+        sizes = list(plan.sizes)
         if max(sizes) > MOST_NBYTES:
             return f"needs a buffer of {max(sizes):,} bytes, kernels reach {MOST_NBYTES:,}"
         return self.allocator.refusal(sizes)
@@ -90,7 +90,7 @@ class OpenCLDevice(Device):
         fits = 0
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            if self._refusal(plan_segment(segment, middle, self.target)):
+            if self._refusal(self._plan(segment, middle)):
                 too_many = middle
             else:
                 fits = middle

@@ -15,9 +15,8 @@ Define = str | int
 
 
 class Memory(Enum):
-    """The buffers of a program."""
+    """The buffers of a program, beside the arena's, in which slots lie."""
 
-    ARENA = auto()  # activations, their gradients, workspaces
     PARAMS = auto()  # all values: parameters, then buffers
     GRADS = auto()
     VELOCITY = auto()  # SGD's momentum

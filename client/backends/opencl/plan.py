@@ -13,6 +13,9 @@ from client.backends.opencl.memory import Arena, live_ranges, plan_arena
 from client.backends.opencl.tiles import Target
 from client.model.graph import Segment
 
+MOST_NBYTES = 4 * (2**31 - 1)
+"""Kernels number the elements of a buffer in 32 bits."""
+
 
 @dataclass(frozen=True)
 class SegmentPlan:
@@ -50,10 +53,9 @@ class SegmentPlan:
 
     @property
     def nbytes(self) -> dict[Memory, int]:
-        """Size of each buffer; parameters have slack for vector loads over their end."""
+        """Size of each buffer but the arena's; parameters have slack for loads over their end."""
         flat = 4 * (self.segment.num_params + 64)
         return {
-            Memory.ARENA: self.arena.nbytes,
             Memory.PARAMS: 4 * (self.segment.num_values + 64),
             Memory.GRADS: flat,
             Memory.VELOCITY: flat,
@@ -66,9 +68,19 @@ class SegmentPlan:
             Memory.ZEROS: 4 * max(self.zeros, 1),
         }
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of all buffers: what a program allocates."""
+        return (*self.nbytes.values(), *self.arena.sizes)
 
-def plan_segment(segment: Segment, capacity: int, target: Target) -> SegmentPlan:
-    """The plan for batches of up to ``capacity`` examples."""
+
+def plan_segment(
+    segment: Segment, capacity: int, target: Target, most_nbytes: int = MOST_NBYTES
+) -> SegmentPlan:
+    """The plan for batches of up to ``capacity`` examples.
+
+    The arena is split where it would be larger than ``most_nbytes``, the device's largest buffer.
+    """
     low = lower(segment, capacity, target)
     graph = low.graph
     input_slot, output_slot = low.value(graph.input), low.value(graph.output)
@@ -97,7 +109,7 @@ def plan_segment(segment: Segment, capacity: int, target: Target) -> SegmentPlan
         backward=tuple(low.backward),
         clip=_clip(segment, target) if segment.num_params else (),
         update=_update(segment, target) if segment.num_params else None,
-        arena=plan_arena(live_ranges(uses, pinned)),
+        arena=plan_arena(live_ranges(uses, pinned), min(most_nbytes, MOST_NBYTES)),
         input=input_slot,
         output=output_slot,
         input_grad=input_grad,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from client.backends.opencl.launch import (
     fitted,
     rounded,
 )
+from client.backends.opencl.memory import Place
 from client.backends.opencl.program_cache import ProgramCache
 
 
@@ -41,7 +42,8 @@ class Binder:
     device: cl.Device
     programs: ProgramCache
     buffers: Mapping[Memory, cl.Buffer]
-    offsets: Mapping[Slot, int]
+    arena: Sequence[cl.Buffer]
+    places: Mapping[Slot, Place]
     max_group: int
 
     def prepare(self, launch: Launch, count: int, loss_scale: float = 1.0) -> Prepared:
@@ -61,7 +63,8 @@ class Binder:
     ) -> tuple[cl.Buffer | np.generic, ...]:
         match arg:
             case Slot():
-                return self.buffers[Memory.ARENA], np.int32(self.offsets[arg])
+                place = self.places[arg]
+                return self.arena[place.buffer], np.int32(place.offset)
             case At(memory, offset):
                 return self.buffers[memory], np.int32(offset)
             case Memory():

@@ -32,10 +32,12 @@ class OpenCLProgram(Program):
         self.segment, self.capacity = plan.segment, plan.capacity
         self._device, self._plan = device, plan
         self._buffers: dict[Memory, cl.Buffer] = {}
+        self._arena: list[cl.Buffer] = []
         self._forward: dict[tuple[int, bool], list[Prepared]] = {}
         self._loss: dict[tuple[int, int], list[Prepared]] = {}
         self._backward: dict[int, list[Prepared]] = {}
-        self._gather: dict[int, list[Prepared]] = {}
+        self._gather: dict[tuple[int, np.dtype[Any]], list[Prepared]] = {}
+        self._bound: set[tuple[int, np.dtype[Any]]] = set()  # with the arguments of this data set
         self._clip: list[Prepared] = []
         self._update: list[Prepared] = []
         self._hyper: Hyper | None = None
@@ -49,11 +51,14 @@ class OpenCLProgram(Program):
         try:
             for memory, nbytes in plan.nbytes.items():
                 self._buffers[memory] = device.allocator.make(nbytes, memory.name.lower())
+            for nbytes in plan.arena.sizes:
+                self._arena.append(device.allocator.make(nbytes, "activations"))
             self._binder = Binder(
                 device.context.devices[0],
                 device.programs,
                 self._buffers,
-                plan.arena.offsets,
+                self._arena,
+                plan.arena.places,
                 device.allocator.limits.max_work_group_size,
             )
             with errors_as_ours(device.info.name, "clearing buffers"):
@@ -67,9 +72,16 @@ class OpenCLProgram(Program):
         self.usage = Usage(
             params_nbytes=sum(plan.nbytes[memory] for memory in flat),
             arena_nbytes=plan.arena.nbytes,
+            other_nbytes=sum(n for memory, n in plan.nbytes.items() if memory not in flat),
             launches=plan.step_launches,
             variants=plan.variants,
         )
+
+    @property
+    def nbytes(self) -> int:
+        beside = [*self._affine, *([self._order] if self._order is not None else [])]
+        feed_nbytes = self._feed.nbytes if self._feed is not None else 0
+        return self.usage.nbytes + sum(int(buffer.size) for buffer in beside) + feed_nbytes
 
     def _prepare(self, count: int) -> None:
         """Build everything a step needs, so that a compile error comes now."""
@@ -139,11 +151,11 @@ class OpenCLProgram(Program):
             if self._order is not None:
                 device.allocator.give_back(self._order)
             self._order = device.allocator.make(order.nbytes, "an epoch's order")
-            self._gather.clear()
+            self._bound.clear()
         device.upload(self._order, order, wait=False)
         if data is not self._data:
             self._set_affine(data.dtype)
-            self._gather.clear()
+            self._bound.clear()
         self._feed = self._feed_for(data, order, batch)
         self._data, self._batch, self._order_length = data, batch, len(order)
 
@@ -188,10 +200,8 @@ class OpenCLProgram(Program):
                 f"gather of {count} from {start}: an order of {self._order_length} is visited by "
                 f"batches of {self._batch}"
             )
-        if count not in self._gather:
-            self._gather[count] = self._bind_gather(self._data, count)
+        gather = self._gather_for(self._data, count)
         self._begin_sample()
-        gather = self._gather[count]
         kernel, place = gather[0].kernel, gather[0].num_args
         wait_for: list[cl.Event] = []
         with errors_as_ours(self._device.info.name, "gathering a batch"):
@@ -205,20 +215,32 @@ class OpenCLProgram(Program):
         assert event is not None
         self._feed.gathered(start, count, event, self._sample)
 
-    def _bind_gather(self, data: OpenCLData, count: int) -> list[Prepared]:
+    def _gather_for(self, data: OpenCLData, count: int) -> list[Prepared]:
+        """Prepared once for a size of batch and a type of data, and bound anew to each data set.
+
+        pyopencl keeps some text for every kernel that was ever made, so that a kernel for each
+        data set would grow without end.
+        """
+        key = count, data.dtype
+        if key not in self._gather:
+            self._gather[key] = self._bind(
+                [gather_launch(self._plan, data.dtype)], count, "training"
+            )
+            self._device.programs.save()
+        if key not in self._bound:
+            self._bind_gather(self._gather[key][0], data)
+            self._bound.add(key)
+        return self._gather[key]
+
+    def _bind_gather(self, gather: Prepared, data: OpenCLData) -> None:
         """Its last arguments: start, (chunk_start, data,) order, classes, (factor, shift)."""
-        gather = self._bind([gather_launch(self._plan, data.dtype)], count, "training")
+        rest: list[cl.Buffer | np.generic | None] = [self._order, data.y]
+        if self.segment.is_first:
+            rest = [np.int32(-1), data.x, *rest, *self._affine]
         with errors_as_ours(self._device.info.name, "preparing the gather"):
-            kernel, at = gather[0].kernel, gather[0].num_args + 1
-            rest: list[cl.Buffer | np.generic | None] = [self._order, data.y]
-            if self.segment.is_first:
-                rest = [np.int32(-1), data.x, *rest, *self._affine]
-            for value in rest:
+            for at, value in enumerate(rest, gather.num_args + 1):
                 if value is not None:  # a chunk's buffer is set with each batch
-                    kernel.set_arg(at, value)
-                at += 1
-        self._device.programs.save()
-        return gather
+                    gather.kernel.set_arg(at, value)
 
     def forward(self, count: int, training: bool = True) -> None:
         key = (count, training)
@@ -339,37 +361,40 @@ class OpenCLProgram(Program):
         shape = self.segment.model.tensors[tensor]
         if values.shape[1:] != shape or not 0 < len(values) <= self.capacity:
             raise ValueError(f"found shape {values.shape}, needs up to {self.capacity} of {shape}")
+        place = self._plan.arena.places[slot]
         self._device.upload(
-            self._buffers[Memory.ARENA],
+            self._arena[place.buffer],
             np.ascontiguousarray(values, np.float32),
             wait=True,
-            offset_nbytes=4 * self._plan.arena.offsets[slot],
+            offset_nbytes=4 * place.offset,
             sample=self._sample,
         )
 
     def _take(self, slot: Slot, tensor: int, count: int) -> Float32Array:
         shape = (count, *self.segment.model.tensors[tensor])
-        return self._read(Memory.ARENA, shape, np.float32, 4 * self._plan.arena.offsets[slot])
+        place = self._plan.arena.places[slot]
+        return self._device.download(
+            self._arena[place.buffer], shape, np.float32, 4 * place.offset, self._sample
+        )
 
     def read_grads(self) -> Float32Array:
         return self._read(Memory.GRADS, (self.segment.num_params,), np.float32)
 
-    def _read(
-        self, memory: Memory, shape: tuple[int, ...], dtype: Any, offset_nbytes: int = 0
-    ) -> NDArray[Any]:
-        buffer = self._buffers[memory]
-        return self._device.download(buffer, shape, dtype, offset_nbytes, self._sample)
+    def _read(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return self._device.download(self._buffers[memory], shape, dtype, sample=self._sample)
 
     def poison(self) -> None:
         with errors_as_ours(self._device.info.name, "filling with NaN"):
-            self._fill(Memory.ARENA, np.nan)
+            for buffer in self._arena:
+                self._fill_buffer(buffer, np.nan)
             self._fill(Memory.GRADS, np.nan)
 
     def _fill(self, memory: Memory, value: float) -> None:
-        nbytes = self._plan.nbytes[memory]
-        pattern = np.float32(value)
+        self._fill_buffer(self._buffers[memory], value)
+
+    def _fill_buffer(self, buffer: cl.Buffer, value: float) -> None:
         queue = self._device.stream(self._sample)
-        cl.enqueue_fill_buffer(queue, self._buffers[memory], pattern, 0, nbytes)
+        cl.enqueue_fill_buffer(queue, buffer, np.float32(value), 0, buffer.size)
 
     def release(self) -> None:
         if not self._buffers:
@@ -382,12 +407,14 @@ class OpenCLProgram(Program):
         if self._feed is not None:
             self._feed.release()
         give_back = self._device.allocator.give_back
-        for buffer in (*self._buffers.values(), *self._affine):
+        for buffer in (*self._buffers.values(), *self._arena, *self._affine):
             give_back(buffer)
         if self._order is not None:
             give_back(self._order)
         self._buffers.clear()
+        self._arena.clear()
         self._affine, self._order, self._feed, self._data = [], None, None, None
         for prepared in (self._forward, self._loss, self._backward, self._gather):
             prepared.clear()
+        self._bound.clear()
         self._clip, self._update = [], []
