@@ -251,11 +251,16 @@ def find_config(name: str, folder: str, beside: Path, where: str) -> Path:
                     return candidate
             except OSError as e:
                 raise ConfigError(f"{where}: {file}: {e.strerror or _one_line(e)}") from None
-    known = sorted(p.stem for p in (shipped / folder).glob("*.yaml"))
+    known = shipped_names(folder)
     raise ConfigError(
         f"{where}: no file '{file}' beside the experiment or among the shipped configs"
         f" ({folder}/: {', '.join(known) or 'none'}){did_you_mean(name, known)}"
     )
+
+
+def shipped_names(folder: str) -> list[str]:
+    """Names of the shipped configs of a folder (models, data, …), in order."""
+    return sorted(p.stem for p in Path(str(files("configs")), folder).glob("*.yaml"))
 
 
 def overlay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from client import __version__, data
 from client.backends import get as get_backend
 from client.config import DataConfig, PartitionConfig, load_experiment
 from client.errors import ConfigError
+from client.fields import shipped_names
 from client.model import load_model
 from server import console
 
@@ -38,6 +39,28 @@ RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder.
 Init = Annotated[Path | None, typer.Option(help="Start from this model file.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 BackendName = Annotated[str, typer.Option("--backend", help="numpy or opencl.")]
+
+
+BatchSizes = Annotated[
+    list[str] | None, typer.Option("--batch", help="Sizes, as in 1,32. By default 1,8,32,128.")
+]
+BackendNames = Annotated[
+    list[str] | None, typer.Option("--backend", help="As in numpy,opencl; all that work here.")
+]
+
+
+def listed(values: list[str] | None) -> list[str]:
+    """Parts of an option that may be given several times and may hold commas."""
+    return [part.strip() for value in values or [] for part in value.split(",") if part.strip()]
+
+
+def batch_sizes(values: list[str] | None) -> list[int]:
+    """The same as whole numbers; ConfigError where they are none."""
+    sizes = listed(values)
+    for size in sizes:
+        if not (size.isascii() and size.isdecimal() and int(size) > 0):
+            raise ConfigError(f"--batch: found '{size}', needs whole numbers from 1, as in 1,32")
+    return [int(size) for size in sizes]
 
 
 def _version(asked: bool) -> None:
@@ -335,21 +358,31 @@ def data_split(
 @bench_app.command("train")
 def bench_train(
     models: Annotated[
-        list[str] | None, typer.Option("--model", help="Shipped models; all by default.")
+        list[str] | None,
+        typer.Option("--model", help="Model files or shipped ones, as in mlp,lenet5; all shipped."),
     ] = None,
-    batches: Annotated[list[int] | None, typer.Option("--batch", min=1)] = None,
-    backends: Annotated[list[str] | None, typer.Option("--backend")] = None,
+    batches: BatchSizes = None,
+    backends: BackendNames = None,
     groups: Annotated[int, typer.Option(min=1, help="Interleaved timings per figure.")] = 15,
     peer: Annotated[bool, typer.Option(help="PyTorch beside it (extra: peer).")] = True,
     as_json: Json = False,
 ) -> None:
     """Time a training step of each model and backend against PyTorch on the CPU."""
-    from server.bench import train
+    from server.bench import figures, train
 
-    names = models or ["mlp", "lenet5", "femnist_cnn"]
-    progress = console.console(stderr=True).print
     rows = train.bench_train(
-        names, batches or [32], backends, groups=groups, peer=peer, progress=progress
+        listed(models) or shipped_names("models"),
+        batch_sizes(batches) or [1, 8, 32, 128],
+        train.Settings(tuple(listed(backends)) or None, groups, peer),
+        console.console(stderr=True).print,
     )
-    console.console().print(train.render(rows))
-    _finish({"rows": [row.to_json() for row in rows]}, as_json)
+    summaries = figures.summarise(rows)
+    out = console.console()
+    out.print(figures.render(rows))
+    for summary in summaries:
+        out.print(str(summary), soft_wrap=True)
+    value = {
+        "rows": [row.to_json() for row in rows],
+        "summary": [summary.to_json() for summary in summaries],
+    }
+    _finish(value, as_json)

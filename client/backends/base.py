@@ -305,6 +305,11 @@ class Device(ABC):
     info: DeviceInfo
     traffic: Traffic
 
+    @property
+    def peak_nbytes(self) -> int | None:
+        """Most bytes that it allocated at one time since it was opened; None: not counted."""
+        return None
+
     @abstractmethod
     def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
         """Make examples available: uploaded once if they fit, else streamed in chunks.

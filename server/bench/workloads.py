@@ -55,7 +55,7 @@ class OurSteps:
         self, device: Device, program: Program, model: Model, examples: Examples, batch: int
     ) -> None:
         self.device, self.program = device, program
-        self._examples, self._batch = examples, batch
+        self.examples, self._batch = examples, batch
         self.data: DeviceData = device.load(examples.x, examples.y)
         self._step = 0
         program.upload(initialise(model, SEED))
@@ -79,7 +79,7 @@ class OurSteps:
         return self.device.traffic.since(before)
 
     def _one(self) -> None:
-        self.program.step(*self._examples.batch(self._step, self._batch), HYPER)
+        self.program.step(*self.examples.batch(self._step, self._batch), HYPER)
         self._step += 1
 
 
@@ -124,9 +124,21 @@ class TorchSteps:
             self._sgd.step()
             self._step += 1
 
+    def drop_grads(self) -> None:
+        """Free the gradients, as each step does at its beginning."""
+        self._sgd.zero_grad(set_to_none=True)
+
+    def resident_nbytes(self) -> int:
+        """Bytes of the data set, parameters, buffers and optimizer state."""
+        tensors = [self._x, self._y, self._order, *self.net.state_dict().values()]
+        tensors += [t for s in self._sgd.state.values() for t in s.values() if t is not None]
+        return int(sum(t.nbytes for t in tensors))
+
 
 def import_torch() -> Any:
     """PyTorch with oneDNN on and a thread for each CPU that this process may use."""
+    # its profiler writes to stderr that it begins and ends, unless told before the import
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         import torch
     except ImportError:

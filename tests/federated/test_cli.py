@@ -18,6 +18,8 @@ import yaml
 
 from client import __version__, trainer
 from client.fields import overlay
+from server.bench import train as bench
+from server.bench.start import Start
 from server.cli import run
 from server.store import Store
 from tests import fakes
@@ -244,16 +246,17 @@ def test_doctor_of_a_sick_machine_exits_with_1(
     assert value["healthy"] is False
 
 
-def test_bench_train(experiment: Path, capsys: Text) -> None:
+def test_bench_train(experiment: Path, capsys: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "measure_start", lambda *_: Start(cold_s=2.0, warm_s=1.0))
     Path("own.yaml").write_text(yaml.safe_dump(fakes.MODEL))
-    arguments = ["--model", "own.yaml", "--batch", 2, "--backend", "numpy", "--groups", 1]
+    arguments = ["--model", "own.yaml", "--batch", "2,3", "--backend", "numpy", "--groups", 1]
     capsys.readouterr()
     assert run(["bench", "train", *map(str, arguments), "--no-peer", "--json"]) == 0
     *_, last = capsys.readouterr().out.splitlines()  # stderr may tell of a busy machine
     value = json.loads(last)
     assert_documented("bench train", value)
-    [row] = value["rows"]
-    assert (row["model"], row["batch"], row["torch_ms"]) == ("small", 2, None)
+    found = [(row["model"], row["batch"], row["torch_ms"]) for row in value["rows"]]
+    assert found == [("small", 2, None), ("small", 3, None)]
 
 
 def test_the_version_is_told(capsys: Text) -> None:
@@ -478,6 +481,8 @@ def test_other_commands_fail_in_one_line_too(
     assert "did you mean 'iid'?" in said
     said = fails(capsys, 2, "bench", "train", "--model", "none", "--no-peer")
     assert "no file 'none.yaml'" in said
+    said = fails(capsys, 2, "bench", "train", "--batch", "8,x", "--no-peer")
+    assert said == "--batch: found 'x', needs whole numbers from 1, as in 1,32"
 
 
 @pytest.mark.parametrize(

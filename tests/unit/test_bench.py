@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from client.backends.base import Traffic
 from client.errors import ConfigError, MissingExtraError
 from client.model import build_model, load_model
 from server import console
-from server.bench import load, measure, train, workloads
+from server.bench import figures, load, measure, peak, train, workloads
+from server.bench.start import Start
 
 TINY = """
 name: tiny
@@ -26,6 +28,8 @@ layers:
   - flatten
   - {type: linear, name: fc, out_features: 3}
 """
+
+ALONE = train.Settings(("numpy",), groups=2, peer=False)
 
 
 @pytest.fixture
@@ -39,7 +43,9 @@ def tiny(tmp_path: Path) -> str:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of a few steps without rests: what is measured then means nothing."""
     monkeypatch.setattr(measure, "MIN_GROUP_S", 1e-4)
+    monkeypatch.setattr(measure, "LEAD_IN_S", 1e-5)
     monkeypatch.setattr(measure, "PAUSE_S", 0.0)
+    monkeypatch.setattr(train, "measure_start", lambda *_: Start(cold_s=2.0, warm_s=1.0))
 
 
 class FakeMachine:
@@ -104,7 +110,9 @@ def test_quartiles() -> None:
 
 
 def test_shares_are_of_busy_time_and_milliseconds_of_one_step() -> None:
-    busy = train.busy_time(Traffic(compute_s=0.06, transfer_s=0.01, copy_s=0.03, sampled_steps=10))
+    busy = figures.busy_time(
+        Traffic(compute_s=0.06, transfer_s=0.01, copy_s=0.03, sampled_steps=10)
+    )
     assert busy is not None
     assert busy.transfer_share == pytest.approx(0.1)
     assert busy.movement_share == pytest.approx(0.4)
@@ -113,22 +121,22 @@ def test_shares_are_of_busy_time_and_milliseconds_of_one_step() -> None:
 
 
 def test_no_transfers_are_a_share_of_zero_and_no_samples_none() -> None:
-    busy = train.busy_time(Traffic(compute_s=0.06, sampled_steps=10))
+    busy = figures.busy_time(Traffic(compute_s=0.06, sampled_steps=10))
     assert busy is not None
     assert (busy.transfer_share, busy.movement_ms) == (0.0, 0.0)
-    assert train.busy_time(Traffic()) is None
+    assert figures.busy_time(Traffic()) is None
 
 
 def test_training_flops_leave_out_the_gradient_of_the_networks_input() -> None:
     # 784-200-200-10: three products a layer, two in the first, although a flatten stands before it
     mlp = 2 * (2 * 784 * 200 + 3 * 200 * 200 + 3 * 200 * 10)
-    assert train.training_flops(load_model(Path("mlp"))) == mlp
+    assert figures.training_flops(load_model(Path("mlp"))) == mlp
     conv = {"type": "conv2d", "out_channels": 2, "kernel_size": 1, "bias": False}
     residual = {"type": "residual", "name": "r", "body": [conv], "shortcut": [conv]}
     layers = [residual, "global_avgpool2d", {"type": "linear", "out_features": 3}]
     model = build_model({"name": "m", "input": {"shape": [1, 4, 4]}, "layers": layers}, "m")
     both_read_the_input = 2 * 2 * (2 * 1 * 2 * 16)
-    assert train.training_flops(model) == both_read_the_input + 3 * (2 * 2 * 3)
+    assert figures.training_flops(model) == both_read_the_input + 3 * (2 * 2 * 3)
 
 
 def test_batches_are_whole_and_come_round_again() -> None:
@@ -140,7 +148,7 @@ def test_batches_are_whole_and_come_round_again() -> None:
 @pytest.mark.usefixtures("quick")
 def test_rows_have_the_documented_keys(tiny: str) -> None:
     lines: list[str] = []
-    rows = train.bench_train([tiny], [4, 7], ["numpy"], 2, peer=False, progress=lines.append)
+    rows = train.bench_train([tiny], [4, 7], ALONE, progress=lines.append)
     assert [(r.model, r.batch, r.backend) for r in rows] == [
         ("tiny", 4, "numpy"),
         ("tiny", 7, "numpy"),
@@ -156,20 +164,62 @@ def test_rows_have_the_documented_keys(tiny: str) -> None:
     assert row["step_ms"] > 0
     assert row["examples_per_s"] == pytest.approx(4 / (row["step_ms"] / 1e3))
     assert row["peak_bytes"] > workloads.NUM_EXAMPLES * 36
-    assert len(lines) == 2
-    assert "PyTorch" not in lines[0]
+    assert row["peak_bytes"] <= row["real_peak_bytes"] < row["peak_bytes"] + 2**20
+    assert (row["cold_start_s"], row["warm_start_s"]) == (2.0, 1.0)
+    assert len(lines) == 4
+    assert "PyTorch" not in "".join(lines)
 
 
 @pytest.mark.usefixtures("quick")
 def test_rows_beside_pytorch(tiny: str) -> None:
     pytest.importorskip("torch", reason="the peer is PyTorch: pip install 'pocketfed[peer]'")
-    (row,) = train.bench_train([tiny], [4], ["numpy"], 3)
+    (row,) = train.bench_train([tiny], [4], train.Settings(("numpy",), groups=3))
     assert row.torch_ms is not None
     assert row.torch_ms > 0
     assert row.ratio_quartiles is not None
     assert row.ratio_to_torch is not None
     assert row.ratio_quartiles[0] <= row.ratio_to_torch <= row.ratio_quartiles[1]
-    assert train.render([row]).row_count == 1
+    assert row.torch_peak_bytes is not None
+    # data, parameters, and at least the images as float
+    assert row.torch_peak_bytes > workloads.NUM_EXAMPLES * 36 + 2 * 4 * 71 + 4 * 4 * 36
+    assert figures.render([row]).row_count == 1
+    assert f"numpy ÷ PyTorch at batch 4: {row.ratio_to_torch:.2f}" in str(
+        figures.summarise([row])[0]
+    )
+
+
+def made_row(model: str, batch: int, ratio: float | None) -> figures.Row:
+    return figures.Row(
+        model=model, batch=batch, backend="opencl", device="d", step_ms=1.0,
+        step_ms_quartiles=(1.0, 1.0), examples_per_s=1.0, gflops=1.0, torch_ms=None,
+        torch_threads=None, ratio_to_torch=ratio, ratio_quartiles=None, transfer_share=None,
+        movement_share=None, transfer_ms=None, movement_ms=None, upload_bytes=0.0, launches=1,
+        peak_bytes=1, real_peak_bytes=1, real_peak_by="allocator", torch_peak_bytes=None,
+        cold_start_s=1.0, warm_start_s=1.0, others_cpu_share=None,
+    )  # fmt: skip
+
+
+def test_the_summary_has_the_geometric_mean_and_the_worst_of_each_batch() -> None:
+    rows = [made_row("a", 8, 0.5), made_row("a", 32, 3.0), made_row("b", 8, 2.0)]
+    small, large = figures.summarise(rows)
+    assert (small.batch, small.models, small.worst_model, small.worst_ratio) == (8, 2, "b", 2.0)
+    assert small.ratio_to_torch == pytest.approx(1.0)
+    assert (large.batch, large.ratio_to_torch) == (32, pytest.approx(3.0))
+    assert str(small) == (
+        "opencl ÷ PyTorch at batch 8: 1.00 in the geometric mean of 2 models, worst b 2.00"
+    )
+    (alone,) = figures.summarise([made_row("a", 8, None)])
+    assert (alone.ratio_to_torch, alone.worst_model) == (None, None)
+
+
+def test_memory_at_its_highest_is_what_is_alive_together() -> None:
+    def work() -> None:
+        for _ in range(3):
+            np.zeros(2**20, np.uint8)  # one after the other
+        both = [np.zeros(2**19, np.uint8) for _ in range(3)]
+        del both
+
+    assert 1.5 * 2**20 <= peak.traced_peak(work) < 1.6 * 2**20
 
 
 def test_both_sides_do_the_same_steps(tiny: str) -> None:
@@ -201,13 +251,13 @@ def test_without_pytorch_the_extra_is_named(tiny: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(builtins, "__import__", without_torch)
     with pytest.raises(MissingExtraError, match=r"torch.*pocketfed\[peer\]"):
-        train.bench_train([tiny], [4], ["numpy"], 1)
+        train.bench_train([tiny], [4])
 
 
 @pytest.mark.parametrize(("batches", "groups"), [([0], 1), ([4], 0)])
 def test_impossible_sizes_are_refused(tiny: str, batches: list[int], groups: int) -> None:
     with pytest.raises(ConfigError, match="must be at least 1"):
-        train.bench_train([tiny], batches, ["numpy"], groups, peer=False)
+        train.bench_train([tiny], batches, replace(ALONE, groups=groups))
 
 
 def test_what_bends_the_figures_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

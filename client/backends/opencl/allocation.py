@@ -30,6 +30,7 @@ class Allocator:
     def __init__(self, context: cl.Context, info: DeviceInfo, limits: Limits) -> None:
         self._context, self._info, self.limits = context, info, limits
         self._sizes: dict[int, int] = {}  # by the buffer's handle
+        self.peak_nbytes = 0  # most at one time
 
     @property
     def free_nbytes(self) -> int:
@@ -61,6 +62,7 @@ class Allocator:
         with errors_as_ours(self._info.name, f"allocating {nbytes:,} bytes for {what}"):
             buffer = cl.Buffer(self._context, flags, nbytes)
         self._sizes[buffer.int_ptr] = nbytes
+        self.peak_nbytes = max(self.peak_nbytes, sum(self._sizes.values()))
         return buffer
 
     def give_back(self, buffer: cl.Buffer) -> None:

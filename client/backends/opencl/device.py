@@ -56,6 +56,10 @@ class OpenCLDevice(Device):
         self._held: list[OpenCLProgram | OpenCLData] = []
 
     # -- Device ------------------------------------------------------------------------------
+    @property
+    def peak_nbytes(self) -> int:
+        return self.allocator.peak_nbytes
+
     def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
         data = OpenCLData(self, x, y)
         self._held.append(data)
