@@ -17,15 +17,17 @@ from client.errors import DeviceError
 from server.bench.workloads import TorchSteps, import_torch
 
 
-def traced_peak(work: Callable[[], object]) -> int:
-    """Most bytes that Python objects, numpy's arrays included, take at one time within ``work``.
+def traced_peak(build: Callable[[], Callable[[], object]]) -> int:
+    """Most bytes that Python objects, numpy's arrays included, take while ``build``'s result runs.
 
-    What was there before does not count, nor what a library allocates by itself (OpenBLAS's
-    packed blocks, some MiB).
+    What was there before ``build`` does not count, what it leaves behind does; nor what a library
+    allocates by itself (OpenBLAS's packed blocks, some MiB).
     """
     gc.collect()
     tracemalloc.start()
     try:
+        work = build()
+        tracemalloc.reset_peak()
         work()
         return tracemalloc.get_traced_memory()[1]
     finally:

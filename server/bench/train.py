@@ -217,14 +217,16 @@ def make_row(
 
 
 def _traced(rival: Rival, batch: int) -> int:
-    """Peak of steps from nothing, in Python's memory; the data set is counted as it lies there."""
+    """Peak of the steps of another program, in Python's memory, and the data set beside it."""
     model, examples = rival.steps.program.segment.model, rival.steps.examples
+    device = all_backends.get(rival.info.backend).open(rival.info)
 
-    def work() -> None:
-        device = all_backends.get(rival.info.backend).open(rival.info)
+    def build() -> Callable[[], object]:
         program = device.compile(model.whole, batch)
-        OurSteps(device, program, model, examples, batch).run(PEAK_STEPS)
-        program.release()
-        device.close()
+        steps = OurSteps(device, program, model, examples, batch)
+        return lambda: steps.run(PEAK_STEPS)
 
-    return traced_peak(work) + rival.steps.data.nbytes
+    try:
+        return traced_peak(build) + rival.steps.data.nbytes
+    finally:
+        device.close()
