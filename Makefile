@@ -2,6 +2,7 @@
 # make setup      .venv with everything for development
 # make test       lint, types, quick tests
 # make test-slow  tests that start processes, kill them, or need PyTorch as a peer
+# make test-devices  the conformance suite on a restricted OpenCL device, and on one core of one
 # make check      lint and types alone
 # make protocol   generate the device worker's protocol from its .proto
 
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 # an OpenCL from PyPI, where the system has no driver
 POCL ?= $(shell ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || echo "pyopencl[pocl]")
 
-.PHONY: demo setup test test-slow check protocol clean
+.PHONY: demo setup test test-slow test-devices check protocol clean
 
 demo: $(STAMP)-demo
 	$(BIN)/pocketfed simulate configs/quickstart.yaml
@@ -24,6 +25,10 @@ test: check
 
 test-slow: $(STAMP)-dev
 	$(BIN)/python -m pytest -m slow tests
+
+test-devices: $(STAMP)-dev
+	POCKETFED_TEST_OPENCL=restricted $(BIN)/python -m pytest tests/backend
+	POCKETFED_TEST_OPENCL=one-core $(BIN)/python -m pytest tests/backend
 
 check: $(STAMP)-dev
 	$(BIN)/ruff check .

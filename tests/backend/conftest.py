@@ -9,6 +9,9 @@ import pytest
 from client.backends import get
 from client.backends.base import Device, DeviceInfo
 from tests.backend.harness import found_devices
+from tests.backend.opencl_devices import stand_in
+
+stand_in()
 
 
 @pytest.fixture(scope="session", params=found_devices())

@@ -1,8 +1,18 @@
-"""OpenCL devices as the tests want them: with lower limits, or with another device's kernels."""
+"""OpenCL devices as the tests want them: with lower limits, or with another device's kernels.
+
+The whole suite runs on a stand-in for each device where POCKETFED_TEST_OPENCL names one:
+
+- ``restricted``: work-groups of at most 64, buffers of at most 64 MB (that no kernel needs an
+  optional extension is tested everywhere);
+- ``one-core``: a sub-device with one compute unit.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +22,34 @@ from client.errors import DeviceError
 if TYPE_CHECKING:
     from client.backends.opencl.device import OpenCLDevice
     from client.backends.opencl.tiles import Target
+
+STAND_IN = os.environ.get("POCKETFED_TEST_OPENCL", "")
+
+Found = list[tuple[DeviceInfo, Any]]
+
+
+def stand_in() -> None:
+    """Let discovery find the stand-ins that the environment asks for."""
+    if not STAND_IN:
+        return
+    from client.backends.opencl import discover
+
+    make = {"restricted": _restricted, "one-core": _one_core}[STAND_IN]
+    find: Callable[[], Found] = discover.find
+    discover.find = lambda: [make(*found) for found in find()]
+
+
+def _restricted(info: DeviceInfo, device: Any) -> tuple[DeviceInfo, Any]:
+    return replace(info, max_alloc_nbytes=64 << 20, max_work_group_size=64), device
+
+
+def _one_core(info: DeviceInfo, device: Any) -> tuple[DeviceInfo, Any]:
+    import pyopencl as cl
+
+    by_counts = cl.device_partition_property.BY_COUNTS
+    part = device.create_sub_devices([by_counts, 1])[0]
+    assert part.max_compute_units == 1
+    return replace(info, compute_units=1), part
 
 
 def first_device() -> DeviceInfo:

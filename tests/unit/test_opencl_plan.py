@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import kernels as kernel_sources
 from client.backends.opencl.launch import fitted, rounded
 from client.backends.opencl.plan import SegmentPlan, gather_launch, plan_segment
 from client.backends.opencl.tiles import Tile, target_of, tile
@@ -106,6 +108,13 @@ def test_no_gradient_where_nothing_is_trained() -> None:
     assert found == ["max_forward", "relu_forward", "gemm", "cross_entropy", "gemm"]
     later = kernels(plan_segment(Segment(model, 1, 4), 8, CPU))
     assert later == ["relu_forward", "gemm", "cross_entropy", "gemm", "gemm gate"]
+
+
+def test_no_kernel_needs_an_extension() -> None:
+    """What OpenCL 1.2 makes optional: extensions, and double precision."""
+    for path in Path(kernel_sources.__path__[0]).glob("*.cl"):
+        code = re.sub(r"//.*", "", path.read_text())
+        assert re.search(r"EXTENSION|cl_khr|\b(double|half|atom_\w+)\d*\b", code) is None, path.name
 
 
 def test_gather_is_one_launch() -> None:
