@@ -1,11 +1,26 @@
-"""What all tests stand on."""
+"""What all tests stand on: a machine's and a user's habits must not decide how they end."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+
+FOREIGN = (
+    *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH", "FLWR_HOME"),
+    *("POCKETFED_BROKER", "POCKETFED_BROKER_TOKEN_FILE", "POCKETFED_PARENT"),
+)
+"""Variables that change what is printed, or where to."""
+
+
+def pytest_configure() -> None:
+    """Before any module is imported: typer looks at its variables then."""
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ["TERM"] = "xterm"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,3 +29,11 @@ def hangups_are_heard() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_is_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that earlier runs measured or compiled is used, and nothing stays behind."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("POCKETFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

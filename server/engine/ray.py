@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import queue
 import tempfile
@@ -28,10 +29,12 @@ from client.children import environment, signals_as_interrupt, temporary_home
 from client.errors import MissingExtraError, RoundError
 from server.engine.delegate import DelegatingGrid
 
-START_LIMIT_S = 120.0
-"""Ray starts within some 10 s; a machine under load takes longer."""
+START_LIMIT_S = 300.0
+"""Ray starts within some 10 s, and its nodes as long after; a machine under load takes longer."""
 
 STOP_LIMIT_S = 60.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,20 @@ def _ray() -> Iterator[None]:
         try:
             with signals_as_interrupt():  # Ray has taken SIGTERM for itself
                 yield
+        except RoundError:
+            for line in _last_words(Path(home)):
+                log.warning("%s", line)
+            raise
         finally:
             ray.shutdown()
+
+
+def _last_words(home: Path) -> list[str]:
+    """The last line of each log of Ray's in which a process may have said why it failed."""
+    logs = sorted(home.glob("session_2*/logs/*.err"))  # not those by its other name
+    texts = ((path.name, path.read_text(errors="replace").split("\n")) for path in logs)
+    said = ((name, [line for line in lines if line.strip()]) for name, lines in texts)
+    return [f"Ray: {name}: {lines[-1]}" for name, lines in said if lines]
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ class Roster:
     _identities: dict[int, str] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)  # message id -> node id
     _known: set[int] = field(default_factory=set)  # asked, answered or refused
+    _refused: dict[int, str] = field(default_factory=dict)  # node id -> why
 
     def refresh(self) -> dict[int, str]:
         """Node id -> partition name of the nodes that are there and have said who they are."""
@@ -56,6 +57,7 @@ class Roster:
             self.note("left", "the node is gone", self.names[node_id])
             self._forget(node_id)
         self._known &= there
+        self._refused = {i: text for i, text in self._refused.items() if i in there}
         new = sorted(there - self._known)
         if new:
             messages = [Message(wire.question(), node_id, wire.WHO) for node_id in new]
@@ -85,12 +87,22 @@ class Roster:
             time.sleep(POLL_S)
         if len(names) < least:
             raise RoundError(
-                f"{len(names)} of {least} nodes connected within {limit_s:g} s: start nodes by "
-                "pocketfed join, or allow more time by --wait"
+                f"{len(names)} of {least} nodes connected within {limit_s:g} s{self._others()}: "
+                "start nodes by pocketfed join, or allow more time by --wait"
             )
         if told != -1:
             tell(len(names), wanted)
         return names
+
+    def _others(self) -> str:
+        """What became of the other nodes that are there."""
+        told = []
+        if self._asked:
+            told.append(f"{len(self._asked)} more have not said who they are")
+        if self._refused:
+            first = next(iter(self._refused.values()))
+            told.append(f"{len(self._refused)} refused, the first because {first}")
+        return f" ({'; '.join(told)})" if told else ""
 
     def _judge(self, node_id: int, reply: Message) -> None:
         """Take a node in by its answer, or tell it why not."""
@@ -126,6 +138,7 @@ class Roster:
         self._identities[node_id] = answer.identity
 
     def _refuse(self, node_id: int, text: str) -> None:
+        self._refused[node_id] = text
         self.note("refused", f"node {node_id}: {text}", None)
         self.grid.push_messages([Message(wire.question(text), node_id, wire.WHO)])
 

@@ -6,6 +6,7 @@ Every wait is bounded, and everything is ended by process id.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from pathlib import Path
 from client.children import free_port
 
 POCKETFED = str(Path(sys.executable).parent / "pocketfed")
+
+LIMIT_S = 300.0
+"""For what takes seconds on an idle machine: it is waited for as long as it may come at all."""
 
 
 def wait_until(true: Callable[[], object], limit_s: float, what: Callable[[], str]) -> None:
@@ -82,9 +86,21 @@ class Program:
     def text(self) -> str:
         return self.output.read_text()
 
-    def waits_for(self, text: str, limit_s: float = 60) -> None:
+    def waits_for(self, text: str) -> None:
         """Until it has printed ``text``."""
-        wait_until(lambda: text in self.text(), limit_s, lambda: f"{text!r} in\n{self.text()}")
+        self.wait_until(lambda: text in self.text(), f"it has not printed {text!r}")
+
+    def wait_until(self, true: Callable[[], object], otherwise: str) -> None:
+        """Wait for what this program is about to do; in vain if it ends before."""
+
+        def done() -> bool:
+            over = self.process.poll() is not None
+            if true():
+                return True
+            assert not over, f"ended, but {otherwise}:\n{self.text()}"
+            return False
+
+        wait_until(done, LIMIT_S, lambda: f"{otherwise}:\n{self.text()}")
 
     def child(self, module: str) -> int:
         """Process id of its child that runs ``module``."""
@@ -92,19 +108,26 @@ class Program:
         (pid,) = [p for p, line in descendants(self.pid).items() if f"-m {module}" in line]
         return pid
 
+    def trained(self) -> tuple[int, int]:
+        """Of a node: the last rounds whose training it has begun, and done; 0 if none."""
+        told = re.findall(r"round (\d+): train: (started|done)", self.text())
+        last = {what: int(number) for number, what in told}
+        return last.get("started", 0), last.get("done", 0)
+
     def look(self) -> None:
         """Remember its children, so that it can be seen whether all have ended."""
         self.seen |= set(descendants(self.pid))
 
-    def ends(self, limit_s: float = 60) -> int:
+    def ends(self) -> int:
         """Its exit code, once it has ended, and all its children with it."""
-        end_s = time.monotonic() + limit_s
-        while self.process.poll() is None:
+
+        def ended() -> bool:
             self.look()
-            assert time.monotonic() < end_s, f"not ended within {limit_s:g} s:\n{self.text()}"
-            time.sleep(0.1)
+            return self.process.poll() is not None
+
+        wait_until(ended, LIMIT_S, self.text)
         left = lambda: [pid for pid in self.seen if alive(pid)]  # noqa: E731
-        wait_until(lambda: not left(), 20, lambda: f"left behind: {left()}")
+        wait_until(lambda: not left(), 60, lambda: f"left behind: {left()}")
         return self.process.returncode
 
     def interrupt(self, how: signal.Signals = signal.SIGINT) -> int:
@@ -127,6 +150,37 @@ class Program:
         """End it whatever it does."""
         if self.process.poll() is None:
             self.crash()
+
+
+def halt_between_rounds(nodes: list[Program]) -> tuple[int, list[int]]:
+    """Stop the workers of nodes, all between the same two rounds.
+
+    Returns the number of the round that they will begin and not finish, and the workers. A node
+    prints that it has begun before its worker hears of it: with all workers stopped, and nothing
+    begun that is not done, none of them can be at work.
+    """
+    workers = [node.child("client.worker.process") for node in nodes]
+    done = 0
+
+    def halted() -> bool:
+        nonlocal done
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        done = nodes[0].trained()[0]
+        if all(node.trained() == (done, done) for node in nodes):
+            return True
+        resume(workers)
+        return False
+
+    what = lambda: "\n".join(node.text() for node in nodes)  # noqa: E731
+    wait_until(halted, LIMIT_S, what)
+    return done + 1, workers
+
+
+def resume(workers: list[int]) -> None:
+    """Let stopped workers go on."""
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
 
 
 class Machines:

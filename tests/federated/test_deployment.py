@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from machines import Machines, Program, machines, wait_until
+from machines import Machines, Program, halt_between_rounds, machines, resume
 
 from client import __version__
 from client.config import load_experiment
@@ -97,8 +98,8 @@ def rounds_done(run: Path) -> int:
         return 0
 
 
-def wait_for_round(server: Program, run: Path, number: int, limit_s: float = 90) -> None:
-    wait_until(lambda: rounds_done(run) >= number, limit_s, server.text)
+def wait_for_round(server: Program, run: Path, number: int) -> None:
+    server.wait_until(lambda: rounds_done(run) >= number, f"round {number} is not done")
 
 
 def result(server: Program) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def assert_close(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) -> None:
     """Later replies than the deadline are left out; the node takes part again when it is free."""
     pytest.importorskip("mlxtend")
@@ -129,56 +130,59 @@ def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) 
     file.write_text(yaml.safe_dump(experiment.to_dict()))
     split(here.folder, file)
     run = here.folder / "run"
-    settings = ("--set", "federation.round_deadline_s=25", "--set", "devices.backend=numpy")
+    settings = ("--set", "federation.round_deadline_s=40", "--set", "devices.backend=numpy")
     server = here.serve("server", "three.yaml", "--out", "run", *settings)
     late = join(here, 0, 1, 2)[0]
-    wait_for_round(server, run, 2, 300)
-    worker = late.child("client.worker.process")
-    os.kill(worker, signal.SIGSTOP)
-    late.waits_for("round 3: train: started")
-    wait_for_round(server, run, 3)
-    os.kill(worker, signal.SIGCONT)
-    assert server.ends(400) == 0, server.text()
+    wait_for_round(server, run, 2)
+    number, workers = halt_between_rounds([late])
+    late.waits_for(f"round {number}: train: started")
+    wait_for_round(server, run, number)
+    resume(workers)
+    assert server.ends() == 0, server.text()
     rows = {(r.round, r.partition): r for r in node_rounds(run)}
-    assert rows[3, "node-0"].status == "late"
-    assert rows[3, "node-0"].error == "no reply within federation.round_deadline_s (25 s)"
+    assert rows[number, "node-0"].status == "late"
+    assert rows[number, "node-0"].error == "no reply within federation.round_deadline_s (40 s)"
     assert rows[10, "node-0"].status == "ok"
     assert {r.status for (_, p), r in rows.items() if p != "node-0"} == {"ok"}
     assert result(server)["final_accuracy"] > 0.94
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_nodes_that_come_late_crash_or_lose_their_app(here: Machines) -> None:
     """The round goes on without them, the record says what became of each, and who is back trains.
 
     Flower notices a node that is gone after a minute (code 5), an app after 45 s (code 8).
     """
-    prepare(here.folder, federation={"rounds": 7}, data={"partition": {"nodes": 4}})
+    prepare(here.folder, federation={"rounds": 1000}, data={"partition": {"nodes": 4}})
     run = here.folder / "run"
     server = here.serve("server", "small.yaml", "--out", "run", "--nodes", "3")
     _, crashes, loses = join(here, 0, 1, 2)
     wait_for_round(server, run, 1)
     join(here, 3)
     server.waits_for("node-3: joined")
-    number = rounds_done(run) + 1
-    wait_for_round(server, run, number)
-    number += 1  # nodes hear of the next round when they ask again; then their workers are stopped
-    for node in (crashes, loses):
-        os.kill(node.child("client.worker.process"), signal.SIGSTOP)
+    wait_for_round(server, run, rounds_done(run) + 1)
+    number, (_, worker) = halt_between_rounds([crashes, loses])
     for node in (crashes, loses):
         node.waits_for(f"round {number}: train: started")
     crashes.crash()
     os.kill(loses.child("client.runner"), signal.SIGKILL)
     loses.waits_for("the runner has ended")
-    assert server.ends(150) == 0, server.text()
+    resume([worker])  # what it answers now is for nobody
+
+    def names(number: int) -> set[str]:
+        return {r.partition for r in node_rounds(run) if r.round == number}
+
+    later = number + 1
+    wait_for_round(server, run, later)
+    assert names(later) == {"node-0", "node-2", "node-3"}
+    assert server.interrupt() == 130, server.text()
     rows = {(r.round, r.partition): r for r in node_rounds(run)}
     errors = {(n, p): r.error or "" for (n, p), r in rows.items() if r.status != "ok"}
     assert set(errors) == {(number, "node-1"), (number, "node-2")}, errors
     assert "Node Unavailable" in errors[number, "node-1"]
     assert errors[number, "node-2"] == "ClientApp stopped responding."
     assert (1, "node-3") not in rows
-    assert {p for n, p in rows if n == 7} == {"node-0", "node-2", "node-3"}
     with Store.read(run / "run.db") as store:
         told = [(e.kind, e.partition) for e in store.events()]
     assert ("joined", "node-3") in told
@@ -186,36 +190,36 @@ def test_nodes_that_come_late_crash_or_lose_their_app(here: Machines) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_server_that_was_killed_goes_on_where_it_was(here: Machines) -> None:
     """Its nodes stay warm, and find the new one by themselves; the weights are as if nothing were,
     and as on the inline engine. Then the nodes are stopped by signals.
 
     The proxy that the environment names is nobody's way to this machine.
     """
-    file = prepare(here.folder, federation={"rounds": 4})
+    file = prepare(here.folder, federation={"rounds": 6})
     run = here.folder / "run"
     proxy = {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1"}
     first = here.serve("first", "small.yaml", "--out", "run", **proxy)
     nodes = join(here, 0, 1, 2, **proxy)
     wait_for_round(first, run, 2)
-    assert "1 of 3 nodes connected" in first.text() or "2 of 3 nodes" in first.text()
     assert "3 of 3 nodes connected" in first.text()
-    workers = [node.child("client.worker.process") for node in nodes]
+    number, workers = halt_between_rounds(nodes)
     first.crash()
-    assert 2 <= rounds_done(run) < 4
-    nodes[0].waits_for("does not answer (connection refused): asking again")
-    second = here.serve("second", "--resume", "run", "--wait", "100", **proxy)
-    assert second.ends(120) == 0, second.text()
-    assert result(second)["rounds"] == 4
-    assert result(second)["resumed_from_round"] >= 2
-    assert "the server does not know this node any more" in nodes[0].text()
+    resume(workers)
+    assert rounds_done(run) == number - 1
+    nodes[0].waits_for("does not answer (")
+    second = here.serve("second", "--resume", "run", "--wait", "250", **proxy)
+    assert second.ends() == 0, second.text()
+    assert result(second)["rounds"] == 6
+    assert result(second)["resumed_from_round"] == number - 1
+    assert "the server does not know this node any more" in nodes[0].text(), nodes[0].text()
     simulate.start(load_experiment(file), here.folder, here.folder / "inline")
     assert_close(weights(run), weights(here.folder / "inline"))
     with Store.read(run / "run.db") as store:
         rows = store.node_rounds()
     assert {(r.round, r.partition, r.status) for r in rows} == {
-        (n, f"node-{i}", "ok") for n in (1, 2, 3, 4) for i in range(3)
+        (n, f"node-{i}", "ok") for n in range(1, 7) for i in range(3)
     }
     for row in rows:
         assert row.record is not None
@@ -231,13 +235,13 @@ OLD = "import client\nclient.__version__ = '0.0.9'\n"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_who_is_refused_and_how_a_run_fails(here: Machines) -> None:
     """Another version, and a second node of one name, with both sides told; then all nodes fail."""
     prepare(here.folder, train={"lr": 1e30})
     (here.folder / "old").mkdir()
     (here.folder / "old" / "sitecustomize.py").write_text(OLD)
-    server = here.serve("server", "small.yaml", "--out", "run", "--wait", "25")
+    server = here.serve("server", "small.yaml", "--out", "run", "--nodes", "2", "--wait", "inf")
     (good,) = join(here, 0)
     (old,) = join(here, 1, PYTHONPATH=str(here.folder / "old"))
     server.waits_for("node-0: joined")
@@ -247,15 +251,19 @@ def test_who_is_refused_and_how_a_run_fails(here: Machines) -> None:
     name = "another node is called 'node-0': join with another --name"
     old.waits_for(version)
     twin.waits_for(name)
-    assert server.ends(90) == 1
-    for text in (version, name, "begins with 1 of 3 nodes after 25 s"):
+    old.interrupt()
+    twin.interrupt()
+    (other,) = join(here, 2)
+    assert server.ends() == 1
+    for text in (version, name, "2 of 2 nodes connected"):
         assert text in server.text()
     last = server.text().splitlines()[-1]
-    assert last.startswith("pocketfed: error: round 1: 0 of 1 nodes gave a usable reply"), last
-    assert "first failure: node-0: the loss became nan" in last
+    assert last.startswith("pocketfed: error: round 1: 0 of 2 nodes gave a usable reply"), last
+    assert re.search("first failure: node-[02]: the loss became nan", last), last
     with Store.read(here.folder / "run" / "run.db") as store:
         assert [e.kind for e in store.events()][-1] == "failed"
     assert good.process.poll() is None
+    assert other.process.poll() is None
 
 
 SERVE_EVIL = """#!{python} -P
@@ -277,7 +285,7 @@ EVIL = "from pathlib import Path\nPath({marker!r}).touch()\n"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_bundle_with_code_is_refused_and_its_code_not_run(here: Machines) -> None:
     """As `flwr run` would submit it; then the server is interrupted, and leaves nothing behind."""
     file = prepare(here.folder)

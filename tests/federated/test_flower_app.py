@@ -56,6 +56,7 @@ def run_in_flower(folder: str, out: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_apps_run_in_flowers_simulation(base: Path) -> None:
     pytest.importorskip("ray")
     out = base / "flower"
@@ -64,7 +65,7 @@ def test_the_apps_run_in_flowers_simulation(base: Path) -> None:
         [sys.executable, "-c", _RAY, str(HERE), str(base), str(out)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         cwd=base,
         env={**os.environ, "PYTHONPATH": str(HERE), **quiet},
     )

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, Message
 from test_simulate import base, experiment
+from tiny import Clock, tiny_run
 
 from client import __version__, wire
 from client.app import app as client_app
 from client.errors import RoundError
+from server.engine import roster as roster_module
 from server.engine.inline import InlineGrid
-from server.engine.roster import Roster
+from server.engine.roster import Roster, gather
+from server.observer import Observer
+from server.store import Store
 
 __all__ = ["base"]
 
@@ -63,7 +67,9 @@ def settle(roster: Roster) -> list[str]:
 
 
 @pytest.fixture
-def town(base: Path) -> Town:
+def town(base: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
+    """Waiting for its nodes takes no time, however slow this machine is."""
+    monkeypatch.setattr(roster_module, "time", Clock())
     return Town(base)
 
 
@@ -139,7 +145,30 @@ def test_waiting_is_told_and_bounded(town: Town) -> None:
     told: list[tuple[int, int]] = []
     town.away = set(town.get_node_ids()[2:])
     roster = Roster(town)
-    with pytest.raises(RoundError, match=r"2 of 3 nodes connected within 1 s"):
-        roster.wait(3, 3, 1.0, lambda connected, wanted: told.append((connected, wanted)))
+    with pytest.raises(RoundError, match=r"2 of 3 nodes connected within 9 s: start nodes by"):
+        roster.wait(3, 3, 9.0, lambda connected, wanted: told.append((connected, wanted)))
     assert told == [(1, 3), (2, 3)]
-    assert len(roster.wait(4, 2, 0.3, lambda connected, wanted: None)) == 2
+    assert len(roster.wait(4, 2, 9.0, lambda connected, wanted: None)) == 2
+
+
+def test_why_there_are_too_few_nodes_is_told(town: Town) -> None:
+    first, second, third, _ = town.get_node_ids()
+    town.old, town.silent, town.away = {first}, {second}, {third}
+    with pytest.raises(RoundError) as e:
+        Roster(town).wait(4, 4, 9.0, lambda connected, wanted: None)
+    assert str(e.value).startswith(
+        "1 of 4 nodes connected within 9 s (1 more have not said who they are; 1 refused, "
+        "the first because server and node differ in version: "
+    )
+
+
+def test_a_run_that_begins_with_fewer_nodes_says_so(town: Town, tmp_path: Path) -> None:
+    town.away = set(town.get_node_ids()[2:])
+    out = tmp_path / "run"
+    with tiny_run(out) as run:
+        nodes = gather(town, experiment().federation, 4, 9.0, run.store, Observer())
+    assert sorted(nodes.names.values()) == NAMES[:2]
+    with Store.read(out / "run.db") as store:
+        assert ("nodes", "begins with 2 of 4 nodes after 9 s") in [
+            (e.kind, e.message) for e in store.events()
+        ]

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from tiny import (
     EXAMPLES,
     NAMES,
+    Clock,
     TinyApp,
     carry_out,
     edit_record,
@@ -28,6 +29,7 @@ from tiny import (
 
 from client.errors import RoundError
 from client.model import build_model
+from server.engine import rounds
 from server.engine.inline import InlineGrid
 from server.engine.rounds import Choices
 from server.model_file import load_model_file
@@ -291,13 +293,14 @@ def test_errors_of_the_runtime_are_mapped_to_their_node(
     assert f"error code {code}" in str(bad[0].error)
 
 
-def test_a_node_that_never_answers_is_late(tmp_path: Path) -> None:
+def test_a_node_that_never_answers_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "time", Clock())
     out = tmp_path / "run"
-    with tiny_run(out, federation={"rounds": 2, "round_deadline_s": 0.5}) as run:
+    with tiny_run(out, federation={"rounds": 2, "round_deadline_s": 60}) as run:
         carry_out(run, None, grid=_Runtime("node-3", None))
     late = [r for r in rows(out) if r.status == "late"]
     assert [(r.round, r.partition) for r in late] == [(1, "node-3"), (2, "node-3")]
-    assert "round_deadline_s (0.5 s)" in str(late[0].error)
+    assert "round_deadline_s (60 s)" in str(late[0].error)
     assert late[0].dispatch_to_reply_s is None
 
 
