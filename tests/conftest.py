@@ -7,6 +7,15 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "gate",
+    deadline=None,  # on a busy machine, one example may take any time
+    derandomize=True,  # what was found once is found each time, and nothing is new on one machine
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("gate")
 
 FOREIGN = (
     *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),

@@ -5,9 +5,12 @@ Every wait is bounded, and everything is ended by process id.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from client.children import free_port
+FIRST_PORT, LAST_PORT = 15000, 32000
+"""Below what systems give to outgoing connections. Nodes ask for their server before it listens,
+and one of their connections could be given the very port that it is about to listen on."""
 
 POCKETFED = str(Path(sys.executable).parent / "pocketfed")
 
@@ -29,6 +34,15 @@ def wait_until(true: Callable[[], object], limit_s: float, what: Callable[[], st
     while not true():
         assert time.monotonic() < end_s, f"not within {limit_s:g} s:\n{what()}"
         time.sleep(0.1)
+
+
+def quiet_port() -> int:
+    """A port that nobody listens on, nor will by chance."""
+    while True:
+        port = random.randint(FIRST_PORT, LAST_PORT)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -188,7 +202,7 @@ class Machines:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = quiet_port()
         self.programs: list[Program] = []
 
     def start(self, label: str, *command: str, **extra: str) -> Program:

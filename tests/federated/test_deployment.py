@@ -130,7 +130,7 @@ def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) 
     file.write_text(yaml.safe_dump(experiment.to_dict()))
     split(here.folder, file)
     run = here.folder / "run"
-    settings = ("--set", "federation.round_deadline_s=40", "--set", "devices.backend=numpy")
+    settings = ("--set", "federation.round_deadline_s=50", "--set", "devices.backend=numpy")
     server = here.serve("server", "three.yaml", "--out", "run", *settings)
     late = join(here, 0, 1, 2)[0]
     wait_for_round(server, run, 2)
@@ -141,7 +141,7 @@ def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) 
     assert server.ends() == 0, server.text()
     rows = {(r.round, r.partition): r for r in node_rounds(run)}
     assert rows[number, "node-0"].status == "late"
-    assert rows[number, "node-0"].error == "no reply within federation.round_deadline_s (40 s)"
+    assert rows[number, "node-0"].error == "no reply within federation.round_deadline_s (50 s)"
     assert rows[10, "node-0"].status == "ok"
     assert {r.status for (_, p), r in rows.items() if p != "node-0"} == {"ok"}
     assert result(server)["final_accuracy"] > 0.94

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, Message
 from flwr.serverapp import ServerApp
-from test_simulate import assert_equal, base, experiment, weights
+from test_deployment import assert_close
+from test_simulate import base, experiment, weights
 
 from client.app import app as client_app
 from server import simulate
@@ -71,4 +72,4 @@ def test_the_apps_run_in_flowers_simulation(base: Path) -> None:
     )
     assert (out / "model.safetensors").exists(), done.stdout[-1000:] + done.stderr[-3000:]
     simulate.start(experiment(), base, base / "inline")
-    assert_equal(weights(out), weights(base / "inline"))
+    assert_close(weights(out), weights(base / "inline"))  # Ray gives a node one thread

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machines import LIMIT_S, Machines, machines, wait_until
+from machines import LIMIT_S, Machines, machines, quiet_port, wait_until
 from test_deployment import EXPERIMENT, join, node_rounds, prepare, result
 
-from client.children import free_port
 from client.config import load_experiment
 from client.errors import ConfigError
 from client.join import describe
@@ -88,7 +87,7 @@ def test_a_stock_node_takes_part_if_the_experiment_allows_it(here: Machines) -> 
         str(BIN / "flower-supernode"),
         "--insecure",
         *("--superlink", f"127.0.0.1:{here.port}"),
-        *("--port", str(free_port())),
+        *("--port", str(quiet_port())),
         *("--node-config", f"file='{here.folder / 'parts' / 'node-1.npz'}'"),
         **flower(here),
         PYTHONPATH=str(here.folder / "plain"),

@@ -48,7 +48,7 @@ def test_loopback_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_the_last_words_are_the_reason(tmp_path: Path, log: str, said: str) -> None:
     child = Child("platform", [], tmp_path, tmp_path / "log")
-    child.process.wait(30)
+    child.process.wait(120)
     child.log.write_text(log)
     assert child.last_words() == said
     assert child.how_it_ended() == "in good order"
@@ -57,7 +57,7 @@ def test_the_last_words_are_the_reason(tmp_path: Path, log: str, said: str) -> N
 def test_a_child_that_was_killed_has_no_last_words(tmp_path: Path) -> None:
     child = Child("http.server", ["0", "--bind", "127.0.0.1"], tmp_path, tmp_path / "log")
     os.kill(child.pid, signal.SIGKILL)
-    child.process.wait(30)
+    child.process.wait(120)
     assert child.how_it_ended() == "SIGKILL"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 from client import join
-from client.children import free_port
 from client.errors import ConfigError
 
 
@@ -64,7 +64,10 @@ def test_a_server_is_there_when_it_says_so() -> None:
         assert join._trouble(server) == "not Flower's: HTTP status 404"
     with tunnel_without_a_server() as server:
         assert join._trouble(server) != ""
-    assert join._trouble(f"127.0.0.1:{free_port()}") == "connection refused"
+    with socket.socket() as taken:  # by somebody who does not listen
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert join._trouble(nobody) == "connection refused"
 
 
 def test_each_trouble_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +103,7 @@ def test_a_full_disk_names_the_folder_and_leaves_no_half_identity(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    said = rf"--state {tmp_path}/state: cannot be used: no space left on device"
+    said = rf"--state {re.escape(str(tmp_path))}/state: cannot be used: no space left on device"
     with pytest.raises(ConfigError, match=said), join._own(node(tmp_path)):
         pass
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["lock"]
