@@ -90,7 +90,7 @@ def evaluate(message: Message, context: Context) -> Message:
         session, node, _, params = _unpack(message, context)
     metrics, record = session.evaluate(node.partition, node.path, params, clock)
     with clock.phase("encode"):
-        content = wire.pack_evaluated(metrics)
+        content = wire.pack_evaluated(metrics, record.num_examples)
     record.set_timing(clock.stop())
     if wire.own_experiment(context):
         return Message(wire.for_stock_server(content), reply_to=message)

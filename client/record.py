@@ -42,7 +42,7 @@ class NodeRecord:
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     num_examples: int = 0
     loss: float = 0.0
-    accuracy: float = 0.0
+    accuracy: float | None = None  # none where the loss knows no right and wrong
     wall_s: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     unattributed_s: float = 0.0

@@ -260,18 +260,20 @@ def pack_trained(model: Model, outcome: Outcome) -> RecordDict:
     metrics: dict[str, int | float | list[int] | list[float]] = {
         "num-examples": outcome.num_examples,
         "train-loss": outcome.metrics.loss,
-        "train-accuracy": outcome.metrics.accuracy,
     }
+    if outcome.metrics.accuracy is not None:
+        metrics["train-accuracy"] = outcome.metrics.accuracy
     return RecordDict({ARRAYS: arrays_to_record(views), METRICS: MetricRecord(metrics)})
 
 
-def pack_evaluated(metrics: Metrics) -> RecordDict:
+def pack_evaluated(metrics: Metrics, num_examples: int) -> RecordDict:
     """Metrics of an evaluation on the node's own examples."""
     values: dict[str, int | float | list[int] | list[float]] = {
-        "num-examples": metrics.count,
+        "num-examples": num_examples,
         "eval-loss": metrics.loss,
-        "eval-accuracy": metrics.accuracy,
     }
+    if metrics.accuracy is not None:
+        values["eval-accuracy"] = metrics.accuracy
     return RecordDict({METRICS: MetricRecord(values)})
 
 

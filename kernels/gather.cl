@@ -6,6 +6,9 @@
 #ifndef CHANNELS
 #define CHANNELS 1 // channels of an example, each with a factor and a shift of its own
 #endif
+#ifndef LABELS
+#define LABELS 1 // 1: an example has one label, which comes along; 0: see gather_labels
+#endif
 #ifndef SPATIAL
 #define SPATIAL 1 // values in a channel
 #endif
@@ -30,7 +33,8 @@ __kernel void gather(OUT(x), __global int *examples, __global int *labels, const
   const int example = order[start + row];
   if (at == 0 && channel == 0) {
     examples[row] = example;
-    labels[row] = classes[example];
+    if (LABELS)
+      labels[row] = classes[example];
   }
   const int source = chunk_start < 0 ? example : start + row - chunk_start;
   __global const RAW *raw = data + ((size_t)source * CHANNELS + channel) * SPATIAL + at;
@@ -38,7 +42,7 @@ __kernel void gather(OUT(x), __global int *examples, __global int *labels, const
               x + (row * CHANNELS + channel) * SPATIAL + at, SPATIAL - at);
 }
 
-// Numbers of the batch's examples (dropout counts by them), and their classes.
+// Numbers of the batch's examples (dropout counts by them), and their labels if they have one each.
 __kernel void gather_rows(__global int *examples, __global int *labels, const int count,
                           const int start, __global const int *order,
                           __global const int *classes) {
@@ -47,5 +51,16 @@ __kernel void gather_rows(__global int *examples, __global int *labels, const in
     return;
   const int example = order[start + row];
   examples[row] = example;
-  labels[row] = classes[example];
+  if (LABELS)
+    labels[row] = classes[example];
+}
+
+// Several labels for each example, of 4 bytes whatever they are.
+__kernel void gather_labels(__global int *labels, const int size, const int count,
+                            const int start, __global const int *order,
+                            __global const int *data) {
+  const int at = get_global_id(0), row = get_global_id(1);
+  if (at >= size || row >= count)
+    return;
+  labels[row * size + at] = data[(size_t)order[start + row] * size + at];
 }

@@ -1,6 +1,6 @@
-// One step of SGD as PyTorch's, with FedProx's proximal term, on flat buffers of n elements:
-//   g = clip(grad + mu·(w - w_start)) + decay·w;  v = momentum·v + g;
-//   w -= lr · (nesterov ? g + momentum·v : v)
+// One step of an optimizer as PyTorch's, with FedProx's proximal term, on a run of n trained
+// parameters, their gradients, their values at the round's start, and what the optimizer keeps:
+//   g = clip(grad + mu·(w - w_start))
 // where clip multiplies all of the gradient by min(1, clip_norm / (its norm + 1e-6)).
 
 inline floatv gradient(__global const float *params, __global const float *grads,
@@ -10,12 +10,14 @@ inline floatv gradient(__global const float *params, __global const float *grads
 }
 
 // Each work-item sums the squares of every parts-th vector of the gradient.
-__kernel void clip_squares(__global const float *params, __global const float *grads,
-                           __global const float *round_start, OUT(sums), const int n,
+__kernel void clip_squares(IN(params), IN(grads), IN(round_start), OUT(sums), const int n,
                            const int parts, const float mu) {
   const int part = get_global_id(0);
   if (part >= parts)
     return;
+  OPEN_IN(params);
+  OPEN_IN(grads);
+  OPEN_IN(round_start);
   OPEN_OUT(sums);
   floatv sum = (floatv)0;
   for (int at = part * VW; at < n; at += parts * VW) {
@@ -36,13 +38,17 @@ __kernel void clip_factor(IN(sums), __global float *factor, const int parts,
   *factor = ratio > 1 ? 1 : ratio;
 }
 
-__kernel void sgd(__global float *params, __global const float *grads, __global float *velocity,
-                  __global const float *round_start, __global const float *factor, const int n,
-                  const float lr, const float momentum, const int nesterov, const float decay,
-                  const float mu, const int clipped) {
+// g += decay·w;  v = momentum·v + g;  w -= lr · (nesterov ? g + momentum·v : v)
+__kernel void sgd(OUT(params), IN(grads), OUT(velocity), IN(round_start),
+                  __global const float *factor, const int n, const float lr, const float momentum,
+                  const int nesterov, const float decay, const float mu, const int clipped) {
   const int at = get_global_id(0) * VW;
   if (at >= n)
     return;
+  OPEN_OUT(params);
+  OPEN_IN(grads);
+  OPEN_OUT(velocity);
+  OPEN_IN(round_start);
   const int left = n - at;
   const floatv w = LOADV(params + at);
   floatv g = gradient(params, grads, round_start, at, mu);
@@ -56,4 +62,35 @@ __kernel void sgd(__global float *params, __global const float *grads, __global 
     g = nesterov ? g + (floatv)(momentum) * v : v;
   }
   store_first(w - (floatv)(lr) * g, params + at, left);
+}
+
+// g += decay·w;  m = a·m + (1-a)·g;  s = b·s + (1-b)·g²;
+// w = keep·w - m_scale · m / (s_scale·√s + eps)
+// Adam has a decay, AdamW keep = 1 - lr·decay. What is 1 - ... comes with all its digits.
+__kernel void adam(OUT(params), IN(grads), OUT(mean), OUT(squares), IN(round_start),
+                   __global const float *factor, const int n, const float a, const float rest_a,
+                   const float b, const float rest_b, const float eps, const float decay,
+                   const float keep, const float mu, const int clipped, const float m_scale,
+                   const float s_scale) {
+  const int at = get_global_id(0) * VW;
+  if (at >= n)
+    return;
+  OPEN_OUT(params);
+  OPEN_IN(grads);
+  OPEN_OUT(mean);
+  OPEN_OUT(squares);
+  OPEN_IN(round_start);
+  const int left = n - at;
+  const floatv w = LOADV(params + at);
+  floatv g = gradient(params, grads, round_start, at, mu);
+  if (clipped)
+    g *= (floatv)(*factor);
+  if (decay != 0)
+    g += (floatv)(decay) * w;
+  const floatv m = (floatv)(a) * LOADV(mean + at) + (floatv)(rest_a) * g;
+  const floatv s = (floatv)(b) * LOADV(squares + at) + (floatv)(rest_b) * g * g;
+  store_first(m, mean + at, left);
+  store_first(s, squares + at, left);
+  const floatv step = (floatv)(m_scale) * m / ((floatv)(s_scale) * sqrt(s) + (floatv)(eps));
+  store_first((floatv)(keep) * w - step, params + at, left);
 }

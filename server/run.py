@@ -242,7 +242,7 @@ def changed_versions(recorded: dict[str, str], found: dict[str, str]) -> list[tu
 
 
 def central_evaluation(model: Model, held_out: Dataset) -> Evaluation:
-    """(loss, accuracy) of global parameters on the central examples, by the numpy reference.
+    """(loss, accuracy or None) of global parameters on the central examples, by numpy.
 
     Not on whatever device is fastest: the figure must not depend on the machine's devices.
     """
@@ -251,7 +251,7 @@ def central_evaluation(model: Model, held_out: Dataset) -> Evaluation:
     program = device.compile(model.whole, EVALUATION_BATCH)
     data = device.load(held_out.x, held_out.y)
 
-    def evaluate(arrays: Arrays) -> tuple[float, float]:
+    def evaluate(arrays: Arrays) -> tuple[float, float | None]:
         program.upload(model.flatten(arrays, "the global model"))
         metrics = trainer.evaluate(program, data, EVALUATION_BATCH)
         return metrics.loss, metrics.accuracy

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from client import backends, config
 from client.backends.base import (
+    DEFAULT_RECIPE,
     Backend,
     Device,
     DeviceData,
     DeviceInfo,
     Hyper,
     Program,
+    Recipe,
     numbered,
 )
 from client.backends.numpy.device import NumpyDevice
@@ -33,6 +35,7 @@ from client.errors import DeviceError
 from client.fields import overlay, parse
 from client.model import Model, build_model
 from client.model.graph import Float32Array, Segment
+from client.model.losses import Labels
 from client.placement import probe
 
 MODEL = {
@@ -147,21 +150,23 @@ class FakeDevice(NumpyDevice):
         super().__init__(info)
         self._fake = fake
 
-    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+    def load(self, x: NDArray[Any], y: Labels) -> DeviceData:
         self._fake.calls["load"] += 1
         self.traffic.upload_nbytes += x.nbytes + y.nbytes
         return super().load(x, y)
 
-    def compile(self, segment: Segment, capacity: int) -> Program:
+    def compile(self, segment: Segment, capacity: int, recipe: Recipe = DEFAULT_RECIPE) -> Program:
         self._fake.calls["compile"] += 1
         if self._fake.fail_to_compile:
             raise DeviceError(f"{self.info.name}: gemm.cl does not build: update the driver")
-        return FakeProgram(segment, capacity, self, self._fake)
+        return FakeProgram(segment, capacity, recipe, self, self._fake)
 
 
 class FakeProgram(NumpyProgram):
-    def __init__(self, segment: Segment, capacity: int, device: FakeDevice, fake: Fake) -> None:
-        super().__init__(segment, capacity, device.dtype, device.traffic)
+    def __init__(
+        self, segment: Segment, capacity: int, recipe: Recipe, device: FakeDevice, fake: Fake
+    ) -> None:
+        super().__init__(segment, capacity, recipe, device.dtype, device.traffic)
         self._fake = fake
 
     def upload(self, params: Float32Array) -> None:

@@ -18,8 +18,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from client.errors import DeviceError
 from client.model.graph import Float32Array, Segment
 from client.model.layers import Layer
+from client.model.losses import CrossEntropy, Labels, Loss
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,33 @@ def numbered(infos: Iterable[DeviceInfo]) -> list[DeviceInfo]:
     return result
 
 
+OptimizerName = Literal["sgd", "adam", "adamw"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a program is compiled for beside its segment: the loss, and the kind of optimizer."""
+
+    loss: Loss = field(default_factory=CrossEntropy)
+    optimizer: OptimizerName = "sgd"
+
+
+DEFAULT_RECIPE = Recipe()
+
+
 @dataclass(frozen=True)
 class Hyper:
-    """What one update needs: SGD as in PyTorch, FedProx's proximal term, a limit of the gradient.
+    """The numbers of one update: of an optimizer as in PyTorch, FedProx's proximal term, clipping.
 
     g = grad + proximal_mu·(w - w_round_start), the gradient of what the node minimises;
-    with a ``clip_norm`` above 0, g *= min(1, clip_norm / (‖g‖ + 1e-6)), ‖g‖ over all parameters of
-    the program, as ``torch.nn.utils.clip_grad_norm_``; then
-    g += weight_decay·w; v = momentum·v + g; w -= lr · (g + momentum·v if nesterov else v).
+    with a ``clip_norm`` above 0, g *= min(1, clip_norm / (‖g‖ + 1e-6)), ‖g‖ over all trained
+    parameters of the program, as ``torch.nn.utils.clip_grad_norm_``; then, by the recipe,
+
+    sgd: g += weight_decay·w; v = momentum·v + g; w -= lr · (g + momentum·v if nesterov else v);
+    adam (Kingma and Ba, ICLR 2015), in its t-th update since the upload, with betas (a, b):
+    g += weight_decay·w; m = a·m + (1-a)·g; s = b·s + (1-b)·g²;
+    w -= lr · m/(1-aᵗ) / (√(s/(1-bᵗ)) + eps);
+    adamw (Loshchilov and Hutter, ICLR 2019): w -= lr·weight_decay·w in place of adam's first step.
     """
 
     lr: float
@@ -96,25 +117,38 @@ class Hyper:
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
     clip_norm: float = 0.0  # 0: not clipped
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def adam_scales(self, t: int) -> tuple[float, float]:
+        """(lr/(1-aᵗ), 1/√(1-bᵗ)): what m and √s are multiplied by in the t-th update."""
+        a, b = self.betas
+        return self.lr / (1 - a**t), 1 / sqrt(1 - b**t)
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Sums over the examples since the last reading, and means where there were any."""
+    """Sums over the predictions since the last reading, and means where there were any.
+
+    ``count`` is of predictions: one for each example, step or element, as the loss has it.
+    ``correct`` is None where a loss knows no right and wrong; ``weight``: what the loss is divided
+    by (see ``Loss.weight``).
+    """
 
     loss_sum: float
-    correct: int
+    correct: int | None
     count: int
+    weight: float
 
     @property
     def loss(self) -> float:
-        """Mean over the examples."""
-        return self.loss_sum / self.count
+        """Mean over the predictions, weighted as the loss has it."""
+        return self.loss_sum / self.weight
 
     @property
-    def accuracy(self) -> float:
-        """Share of the examples that were recognised."""
-        return self.correct / self.count
+    def accuracy(self) -> float | None:
+        """Share of the predictions that were right."""
+        return None if self.correct is None else self.correct / self.count
 
 
 @dataclass(frozen=True)
@@ -180,6 +214,7 @@ class Program(ABC):
 
     segment: Segment
     capacity: int
+    recipe: Recipe
     usage: Usage
 
     @property
@@ -193,7 +228,8 @@ class Program(ABC):
         """Set the segment's values, zero gradients and optimizer state.
 
         ``params``: flat, the segment's parameters and then its buffers (``Segment.values_of``).
-        The parameters are also remembered as the round's start, for the proximal term.
+        The parameters are also remembered as the round's start, for the proximal term. What an
+        optimizer counts and keeps begins anew.
         """
 
     @abstractmethod
@@ -234,24 +270,29 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def loss(self, count: int, total: int | None = None) -> None:
-        """Mean cross-entropy and its gradient (last segment); accumulates the metrics.
+    def weight(self, start: int, count: int) -> float:
+        """What examples order[start:start + count] weigh in the loss (see ``Loss.weight``)."""
 
-        The gradient is divided by ``total`` (by default ``count``): the size of the whole batch,
-        where this program has only a slice of it.
+    @abstractmethod
+    def loss(self, count: int, total: float | None = None) -> None:
+        """The recipe's loss and its gradient (last segment); accumulates the metrics.
+
+        The gradient is that of the sum divided by ``total``, by default what these rows weigh: of
+        their mean. Where this program has only a slice of a batch, ``total`` is what the whole
+        batch weighs (see ``weight``), so that the slices' gradients add up to the batch's.
         """
 
     @abstractmethod
     def backward(self, count: int) -> None:
-        """Gradients of all parameters (overwritten, not added to) and of the segment's input.
+        """Gradients of the trained parameters (overwritten, not added to) and of the input.
 
-        They are those of the last ``forward``, which must have been one of training.
-        The gradient of the network's own input is not computed.
+        They are those of the last ``forward``, which must have been one of training. The input's
+        is computed only where the segment needs it (see ``Segment.needs_input_grad``).
         """
 
     @abstractmethod
     def update(self, hyper: Hyper) -> None:
-        """One optimizer step on all parameters."""
+        """One step of the recipe's optimizer on all trained parameters."""
 
     def step(self, start: int, count: int, hyper: Hyper) -> None:
         """gather, forward, loss, backward, update: a training step of a whole network."""
@@ -284,7 +325,7 @@ class Program(ABC):
 
     @abstractmethod
     def read_grads(self) -> Float32Array:
-        """Flat gradients of the last ``backward``: of the parameters alone."""
+        """Gradients of the last ``backward``, of the parameters alone; 0 where frozen."""
 
     @abstractmethod
     def poison(self) -> None:
@@ -311,14 +352,15 @@ class Device(ABC):
         return None
 
     @abstractmethod
-    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+    def load(self, x: NDArray[Any], y: Labels) -> DeviceData:
         """Make examples available: uploaded once if they fit, else streamed in chunks.
 
-        ``x``: (n, *shape), uint8 or float32, kept in that type; ``y``: (n,) class numbers.
+        ``x``: (n, *shape), uint8 or float32, kept in that type; ``y``: (n, *labels), int32 class
+        numbers or float32 targets, as the loss needs them.
         """
 
     @abstractmethod
-    def compile(self, segment: Segment, capacity: int) -> Program:
+    def compile(self, segment: Segment, capacity: int, recipe: Recipe = DEFAULT_RECIPE) -> Program:
         """A program for batches of up to ``capacity``; DeviceError if it does not fit or build."""
 
     @abstractmethod

@@ -55,6 +55,9 @@ class Op:
 
     ``index`` is the operation's place in its model; it keys what must be equal on every backend
     and for every cut (dropout's counter). ``buffers``: what it keeps beside its parameters.
+    ``frozen``: its parameters stay as they are; they have neither gradients nor optimizer state,
+    and no gradient passes below the first trained operation. Its buffers stay as they are, too:
+    batch norm normalises by its running statistics.
     """
 
     layer: Layer
@@ -65,6 +68,12 @@ class Op:
     params: tuple[Param, ...]
     block: int
     buffers: tuple[Param, ...] = ()
+    frozen: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has parameters that are trained."""
+        return bool(self.params) and not self.frozen
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,11 @@ class Model:
         """Parameters, then buffers: all that lies in the flat values."""
         return self.params + self.buffers
 
+    @cached_property
+    def trained(self) -> tuple[Param, ...]:
+        """The parameters that are trained: all but those of frozen operations."""
+        return tuple(param for op in self.ops if op.trained for param in op.params)
+
     @property
     def num_params(self) -> int:
         return sum(param.size for param in self.params)
@@ -142,8 +156,13 @@ class Model:
         return sum(value.size for value in self.values)
 
     @property
+    def output_shape(self) -> Shape:
+        """Shape of the last operation's output, for one example."""
+        return self.tensors[self.ops[-1].output]
+
+    @property
     def num_classes(self) -> int:
-        return self.tensors[self.ops[-1].output][0]
+        return self.output_shape[0]
 
     @property
     def whole(self) -> Segment:
@@ -156,7 +175,7 @@ class Model:
         h = hashlib.blake2b(digest_size=16)
         for op in self.ops:
             tensors = (op.inputs, op.output, op.params, op.buffers)
-            h.update(repr((op.layer, op.index, *tensors)).encode())
+            h.update(repr((op.layer, op.index, *tensors, op.frozen)).encode())
         h.update(repr((self.input, self.tensors)).encode())
         return h.hexdigest()
 
@@ -257,6 +276,48 @@ class Segment:
         if value.offset < self.model.num_params:
             return value.offset - int(self.param_slice.start)
         return self.num_params + value.offset - int(self.buffer_slice.start)
+
+    @cached_property
+    def trained_runs(self) -> tuple[slice, ...]:
+        """Which runs of the segment's own values are trained: whole operations, in order.
+
+        Gradients and optimizer state are kept for these alone, one run after the other.
+        """
+        runs: list[slice] = []
+        for op in self.ops:
+            if not op.trained:
+                continue
+            start = self.place(op.params[0])
+            stop = start + sum(p.size for p in op.params)
+            if runs and runs[-1].stop == start:
+                runs[-1] = slice(runs[-1].start, stop)
+            else:
+                runs.append(slice(start, stop))
+        return tuple(runs)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained parameters."""
+        return sum(run.stop - run.start for run in self.trained_runs)
+
+    def grad_place(self, param: Param) -> int:
+        """Where the gradient of a trained parameter begins among the segment's gradients."""
+        place, before = self.place(param), 0
+        for run in self.trained_runs:
+            if run.start <= place < run.stop:
+                return before + place - int(run.start)
+            before += run.stop - run.start
+        raise ValueError(f"{param.name} is not trained in this segment")
+
+    @property
+    def needs_input_grad(self) -> bool:
+        """Whether something before the segment needs the gradient of its input.
+
+        Nothing does before a first segment, nor where all layers before it are frozen.
+        """
+        before = [op for op in self.model.ops if op.block < self.first]
+        frozen = any(op.frozen for op in before) and not any(op.trained for op in before)
+        return not self.is_first and not frozen
 
 
 def _run(params: list[Param]) -> slice:

@@ -132,11 +132,7 @@ class Worker:
             with clock.phase("encode"):
                 answer = Answer(num_examples=outcome.num_examples)
                 result = convert.params_to_bytes(outcome.params)
-        answer.loss_sum, answer.correct, answer.count = (
-            metrics.loss_sum,
-            metrics.correct,
-            metrics.count,
-        )
+        convert.metrics_to_message(metrics, answer)
         record.set_timing(clock.stop())
         answer.record = record.to_json()
         return answer, result

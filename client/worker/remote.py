@@ -56,7 +56,7 @@ class RemoteSession:
         if recorded is not None:
             command.recorded = json.dumps(asdict(recorded))
         answer, result, record = self._call(command, params, clock)
-        return Outcome(result, _metrics(answer), answer.num_examples), record
+        return Outcome(result, convert.metrics_from_message(answer), answer.num_examples), record
 
     def evaluate(
         self, partition: str, path: Path | None, params: Float32Array, clock: RoundClock
@@ -64,7 +64,7 @@ class RemoteSession:
         """See ``Session.evaluate``."""
         command = self._command(Command.EVALUATE, partition, path)
         answer, _, record = self._call(command, params, clock)
-        return _metrics(answer), record
+        return convert.metrics_from_message(answer), record
 
     def close(self) -> None:
         """Hang up. The worker keeps what it has, for the next ClientApp."""
@@ -127,10 +127,6 @@ class RemoteSession:
 def _request(command: Command, params: bytes) -> Iterator[Part]:
     yield parts.hello()
     yield from parts.with_params(command, params)
-
-
-def _metrics(answer: Answer) -> Metrics:
-    return Metrics(answer.loss_sum, answer.correct, answer.count)
 
 
 def _tell(phase: str) -> None:

@@ -119,7 +119,7 @@ class Session:
         with clock.phase("encode"):
             node.chosen, node.reason = info.key, reason
             asked.record.reason = reason
-            return outcome, self._report(asked.record, outcome.metrics)
+            return outcome, self._report(asked.record, outcome.metrics, outcome.num_examples)
 
     def evaluate(
         self, partition: str, path: Path | None, params: Float32Array, clock: RoundClock
@@ -139,7 +139,9 @@ class Session:
             except DeviceError as e:
                 self._drop(node, info, e)
         with clock.phase("encode"):
-            return metrics, self._report(record, metrics)
+            held_out = node.data.held_out
+            assert held_out is not None  # _ready has refused a node without
+            return metrics, self._report(record, metrics, len(held_out))
 
     def close(self) -> None:
         """Give devices and data back."""
@@ -280,8 +282,8 @@ class Session:
             record.set_traffic(device.traffic.since(before))
         return metrics
 
-    def _report(self, record: NodeRecord, metrics: Metrics) -> NodeRecord:
-        record.num_examples = metrics.count
+    def _report(self, record: NodeRecord, metrics: Metrics, num_examples: int) -> NodeRecord:
+        record.num_examples = num_examples
         record.loss, record.accuracy = metrics.loss, metrics.accuracy
         record.events = self.devices.take_events()
         return record

@@ -41,8 +41,8 @@ from server.observer import Observer
 from server.store import NodeRound, RoundInfo, Store
 
 Arrays = dict[str, NDArray[np.float32]]
-Evaluation = Callable[[Arrays], tuple[float, float]]
-"""(loss, accuracy) of global parameters."""
+Evaluation = Callable[[Arrays], tuple[float, float | None]]
+"""(loss, accuracy if the loss has one) of global parameters."""
 TaskName = Literal["train", "evaluate"]
 
 POLL_S = 0.05

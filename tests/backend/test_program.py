@@ -161,7 +161,7 @@ def test_a_gradient_that_is_no_number_is_seen_through_clipping(device: Device) -
 
 def test_metrics_add_up_until_they_are_read(subject: Subject) -> None:
     subject.reset()
-    assert subject.program.read_metrics() == Metrics(0.0, 0, 0)
+    assert subject.program.read_metrics() == Metrics(0.0, 0, 0, 0.0)
     one_by_one = []
     for start, count in ((0, BATCH), (BATCH, BATCH), (2 * BATCH, 3)):
         subject.gradients(count, start)
@@ -172,7 +172,7 @@ def test_metrics_add_up_until_they_are_read(subject: Subject) -> None:
     assert total.count == 2 * BATCH + 3
     assert total.correct == sum(m.correct for m in one_by_one)
     assert total.loss_sum == pytest.approx(sum(m.loss_sum for m in one_by_one), rel=1e-6)
-    assert subject.program.read_metrics() == Metrics(0.0, 0, 0)
+    assert subject.program.read_metrics() == Metrics(0.0, 0, 0, 0.0)
 
 
 def test_correct_counts_the_largest_score(device: Device) -> None:

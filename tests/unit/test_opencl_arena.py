@@ -92,8 +92,8 @@ def uses(plan: SegmentPlan) -> Iterator[Sequence[Slot]]:
     for launch in plan.forward:
         yield launch.slots
     yield [plan.output]
-    if plan.loss is not None:
-        yield plan.loss.slots
+    for launch in plan.loss:
+        yield launch.slots
     if plan.output_grad is not None:
         yield [plan.output_grad]
     for launch in plan.backward:

@@ -11,7 +11,7 @@ import pytest
 
 import kernels as kernel_sources
 from client.backends.opencl.launch import fitted, rounded
-from client.backends.opencl.plan import SegmentPlan, gather_launch, plan_segment
+from client.backends.opencl.plan import SegmentPlan, gather_launches, plan_segment
 from client.backends.opencl.tiles import Tile, target_of, tile
 from client.model import Model, Segment, build_model, load_model
 
@@ -26,7 +26,7 @@ def network(shape: list[int], *layers: Any) -> Model:
 def kernels(plan: SegmentPlan) -> list[str]:
     """Kernels of a training step, with what was joined to them."""
     found = []
-    for launch in (*plan.forward, *([plan.loss] if plan.loss else []), *plan.backward):
+    for launch in (*plan.forward, *plan.loss, *plan.backward):
         joined = [k.lower() for k in ("RELU", "GATE", "ACCUMULATE") if dict(launch.defines).get(k)]
         if launch.kernel == "gemm" and dict(launch.defines).get("B_TRANS") and launch.args[2] == 1:
             joined.append("relu")
@@ -120,10 +120,10 @@ def test_no_kernel_needs_an_extension() -> None:
 def test_gather_is_one_launch() -> None:
     model = load_model(Path("mlp"))
     plan = plan_segment(model.whole, 32, CPU)
-    launch = gather_launch(plan, np.dtype(np.uint8))
+    (launch,) = gather_launches(plan, np.dtype(np.uint8))
     assert (launch.kernel, launch.busy, dict(launch.defines)["RAW"]) == ("gather", "copy", "uchar")
     later = plan_segment(Segment(model, 1, len(model.block_names)), 32, CPU)
-    assert gather_launch(later, np.dtype(np.uint8)).kernel == "gather_rows"
+    assert gather_launches(later, np.dtype(np.uint8))[0].kernel == "gather_rows"
 
 
 @pytest.mark.parametrize("accumulators", [1, 2, 12, 16, 24])

@@ -12,7 +12,7 @@ import pytest
 
 import kernels
 from client import parity
-from client.backends.base import Device, Program
+from client.backends.base import DEFAULT_RECIPE, Device, Program
 from client.errors import ParityError
 from client.model import Model, build_model
 from client.model.graph import Float32Array
@@ -113,7 +113,7 @@ def test_a_fault_of_small_batches_alone_is_refused() -> None:
     fake = Fake("fake")
     device = fake.open(fake.devices()[0])
     assert isinstance(device, fakes.FakeDevice)
-    program = StaleRow(fakes.model().whole, BATCH, device, fake)
+    program = StaleRow(fakes.model().whole, BATCH, DEFAULT_RECIPE, device, fake)
     with pytest.raises(ParityError, match=r"at a batch of 4"):
         parity.compare(program, device, fakes.model())
 
@@ -126,7 +126,7 @@ def test_a_wrong_update_is_refused() -> None:
     fake = Fake("fake")
     device = fake.open(fake.devices()[0])
     assert isinstance(device, fakes.FakeDevice)
-    program = NoMomentum(fakes.model().whole, BATCH, device, fake)
+    program = NoMomentum(fakes.model().whole, BATCH, DEFAULT_RECIPE, device, fake)
     with pytest.raises(ParityError, match="change of the parameters in two updates"):
         parity.compare(program, device, fakes.model())
 
@@ -141,7 +141,7 @@ def test_a_fault_of_evaluation_alone_is_refused() -> None:
     fake = Fake("fake")
     device = fake.open(fake.devices()[0])
     assert isinstance(device, fakes.FakeDevice)
-    program = Silent(fakes.model().whole, BATCH, device, fake)
+    program = Silent(fakes.model().whole, BATCH, DEFAULT_RECIPE, device, fake)
     with pytest.raises(ParityError, match=r"logits of a batch of \d+ in evaluation"):
         parity.compare(program, device, fakes.model())
 

@@ -30,7 +30,7 @@ from client.trainer import Task
 from client.worker.protocol import PROTOCOL, TOKEN_VARIABLE, convert, parts, read_token
 from client.worker.protocol.worker_pb2 import Answer, Command, Hello, Part, Progress
 
-TASK = Task(7, 2**63 - 1, "a", 3, 16, Hyper(0.1, 0.9, True, 1e-4, 0.01, 2.5))
+TASK = Task(7, 2**63 - 1, "a", 3, 16, Hyper(0.1, 0.9, True, 1e-4, 0.01, 2.5, (0.8, 0.99), 1e-7))
 
 
 def over_the_wire(stream: Iterator[Part]) -> Iterator[Part]:

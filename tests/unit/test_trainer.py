@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from client import random, trainer
-from client.backends.base import Device, DeviceData, Hyper
+from client.backends.base import DEFAULT_RECIPE, Device, DeviceData, Hyper
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.program import NumpyProgram
 from client.errors import TrainingError
@@ -50,7 +50,7 @@ def device() -> NumpyDevice:
 
 @pytest.fixture
 def program(device: NumpyDevice) -> Recorder:
-    made = Recorder(fakes.model().whole, 8, device.dtype, device.traffic)
+    made = Recorder(fakes.model().whole, 8, DEFAULT_RECIPE, device.dtype, device.traffic)
     made.said, made.sampled = [], []
     return made
 

@@ -148,7 +148,9 @@ def test_what_does_not_fit_a_record_is_named(key: str, value: object, found: str
 
 
 def test_a_reply_holds_weights_metrics_and_the_record() -> None:
-    outcome = Outcome(PARAMS * 2, Metrics(loss_sum=30.0, correct=15, count=20), num_examples=20)
+    outcome = Outcome(
+        PARAMS * 2, Metrics(loss_sum=30.0, correct=15, count=20, weight=20.0), num_examples=20
+    )
     content = wire.pack_trained(MODEL, outcome)
     record = NodeRecord("node-1", placement=CHOICE, num_examples=20)
     wire.add_record(content, record)
@@ -166,7 +168,7 @@ def test_a_reply_holds_weights_metrics_and_the_record() -> None:
 
 
 def test_an_evaluation_has_no_arrays() -> None:
-    content = wire.pack_evaluated(Metrics(loss_sum=1.0, correct=3, count=4))
+    content = wire.pack_evaluated(Metrics(loss_sum=1.0, correct=3, count=4, weight=4.0), 4)
     assert list(content) == [wire.METRICS]
     assert dict(content[wire.METRICS]) == {
         "num-examples": 4,

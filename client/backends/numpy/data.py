@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from client.backends.base import DeviceData
 from client.backends.checks import check_examples, check_fit
 from client.model.graph import Model
+from client.model.losses import Labels, Loss
 
 
 class NumpyData(DeviceData):
-    """``x``: (n, *shape), uint8 or float32; ``y``: (n,) class numbers."""
+    """``x``: (n, *shape), uint8 or float32; ``y``: (n, *labels), int32 or float32."""
 
     resident = True
 
-    def __init__(self, x: NDArray[Any], y: NDArray[np.int32]) -> None:
-        self._largest = check_examples(x, y)
+    def __init__(self, x: NDArray[Any], y: Labels) -> None:
+        self._labels = check_examples(x, y)
         self.x, self.y = x, y
         self.num_examples = len(x)
         self.nbytes = x.nbytes + y.nbytes
 
-    def check(self, model: Model) -> None:
-        """DataError where the examples do not fit the model."""
-        check_fit(model, self.x.shape[1:], self._largest)
+    def check(self, model: Model, loss: Loss) -> None:
+        """DataError where the examples do not fit model and loss."""
+        check_fit(model, loss, self.x.shape[1:], self._labels)
 
     def release(self) -> None:
         self.x, self.y = self.x[:0], self.y[:0]

@@ -10,11 +10,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from client.backends.base import Backend, Device, DeviceData, DeviceInfo, Program, Traffic
+from client.backends.base import (
+    DEFAULT_RECIPE,
+    Backend,
+    Device,
+    DeviceData,
+    DeviceInfo,
+    Program,
+    Recipe,
+    Traffic,
+)
 from client.backends.numpy.data import NumpyData
 from client.backends.numpy.program import NumpyProgram
 from client.errors import DeviceError
 from client.model.graph import Segment
+from client.model.losses import Labels
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -31,14 +41,14 @@ class NumpyDevice(Device):
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.traffic = Traffic()
 
-    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+    def load(self, x: NDArray[Any], y: Labels) -> DeviceData:
         return NumpyData(x, y)
 
-    def compile(self, segment: Segment, capacity: int) -> Program:
+    def compile(self, segment: Segment, capacity: int, recipe: Recipe = DEFAULT_RECIPE) -> Program:
         if capacity < 1:
             raise ValueError(f"capacity {capacity}, must be at least 1")
         try:
-            return NumpyProgram(segment, capacity, self.dtype, self.traffic)
+            return NumpyProgram(segment, capacity, recipe, self.dtype, self.traffic)
         except MemoryError as e:
             raise DeviceError(
                 f"{self.info.name}: model '{segment.model.name}' with batches of {capacity}: "

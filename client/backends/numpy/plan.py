@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
@@ -54,7 +55,7 @@ class Plan:
                 self._readers[i] = self._readers.get(i, 0) + 1
         self._values: dict[int, Array] = {segment.input: self._tensor("x", segment.input)}
         self._gradients: dict[int, Array] = {}
-        if not segment.is_first:
+        if segment.needs_input_grad:
             self._gradients[segment.input] = self._tensor("dx", segment.input)
         producers: dict[int, Op] = {}
         for op in segment.ops:
@@ -70,10 +71,10 @@ class Plan:
                 x=tuple(self._values[i] for i in op.inputs),
                 y=self._values[op.output],
                 dx=dx,
-                dy=self._gradients.get(op.output, np.empty(0, values.dtype)),
-                params=_by_suffix(segment, op.params, values),
-                grads=_by_suffix(segment, op.params, grads),
-                buffers=_by_suffix(segment, op.buffers, values),
+                dy=self._gradients.get(op.output, self._values[op.output]),
+                params=_by_suffix(op.params, segment.place, values),
+                grads=_by_suffix(op.params if op.trained else (), segment.grad_place, grads),
+                buffers=_by_suffix(op.buffers, segment.place, values),
                 memory=partial(self._working_memory, op),
             )
             function = FUNCTIONS[type(op.layer)](op, tensors)
@@ -81,7 +82,9 @@ class Plan:
             if op.output in self._gradients:
                 self.backward.append((function, sums))
         self.x, self.y = self._values[segment.input], self._values[segment.output]
-        self.dx, self.dy = self._gradients.get(segment.input), self._gradients[segment.output]
+        self.dx, self.dy = self._gradients.get(segment.input), self._gradients.get(segment.output)
+        if segment.is_last and self.dy is None:  # the loss writes it all the same
+            self.dy = self._tensor("dx", segment.output)
 
     def _tensor(self, name: str, number: int) -> Array:
         shape = (*self._segment.model.tensors[number], self._count)
@@ -93,7 +96,7 @@ class Plan:
     def _place(self, op: Op, producers: dict[int, Op]) -> None:
         """Memory for the output of ``op`` and, where one is needed, for its gradient."""
         x, y = op.inputs[0], op.output
-        needs_gradient = bool(op.params) or any(i in self._gradients for i in op.inputs)
+        needs_gradient = op.trained or any(i in self._gradients for i in op.inputs)
         if self._shares_memory(op, producers.get(x)):
             shape = (*self._segment.model.tensors[y], self._count)
             self._values[y] = self._values[x].reshape(shape)
@@ -135,9 +138,8 @@ class Plan:
         return tuple(dx), sums
 
 
-def _by_suffix(segment: Segment, params: tuple[Param, ...], flat: Array) -> dict[str, Array]:
-    """Shaped views of an operation's parameters or buffers in a segment's values or gradients."""
-    return {
-        p.name.rpartition(".")[2]: flat[segment.place(p) :][: p.size].reshape(p.shape)
-        for p in params
-    }
+def _by_suffix(
+    params: tuple[Param, ...], place: Callable[[Param], int], flat: Array
+) -> dict[str, Array]:
+    """Shaped views of parameters or buffers, each of which begins at its ``place`` in ``flat``."""
+    return {p.name.rpartition(".")[2]: flat[place(p) :][: p.size].reshape(p.shape) for p in params}

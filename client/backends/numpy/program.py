@@ -15,48 +15,67 @@ from client.backends.base import (
     Hyper,
     Metrics,
     Program,
+    Recipe,
     Traffic,
     Usage,
     require_layers,
 )
 from client.backends.numpy.data import NumpyData
-from client.backends.numpy.ops import FUNCTIONS, Array, Run, Sgd, softmax_cross_entropy
+from client.backends.numpy.ops import (
+    FUNCTIONS,
+    LOSS_FUNCTIONS,
+    OPTIMIZERS,
+    Array,
+    Optimizer,
+    Run,
+)
 from client.backends.numpy.plan import Memory, Plan
 from client.model.graph import Segment
+from client.model.losses import Labels
 
 
 class NumpyProgram(Program):
     """See ``Program``. Arrays given and returned have the device's dtype."""
 
     def __init__(
-        self, segment: Segment, capacity: int, dtype: np.dtype[Any], traffic: Traffic
+        self,
+        segment: Segment,
+        capacity: int,
+        recipe: Recipe,
+        dtype: np.dtype[Any],
+        traffic: Traffic,
     ) -> None:
         require_layers(segment, FUNCTIONS, "numpy")
         self.segment = segment
         self.capacity = capacity
+        self.recipe = recipe
         self.dtype = dtype
         self._traffic = traffic
         self._sampling = False
         self._sample_next = False
-        n = segment.num_params
         self._values = np.zeros(segment.num_values, dtype)  # parameters, then buffers
-        self._params, self._grads = self._values[:n], np.zeros(n, dtype)
-        self._velocity, self._start = np.zeros(n, dtype), np.zeros(n, dtype)
-        self._sgd = Sgd(self._params, self._grads, self._velocity, self._start)
+        self._grads = np.zeros(segment.num_trained, dtype)
+        self._optimizer = self._make_optimizer()
         self._memory = Memory(capacity, dtype)
         self._plans: dict[int, Plan] = {}
         self._data: NumpyData | None = None
         self._order: NDArray[np.int32] = np.empty(0, np.int32)
-        self._labels: NDArray[np.int32] = np.empty(0, np.int32)
+        self._labels: Labels = np.empty(0, np.int32)
         self._run = Run(training=True, dropout_key=0, rows=self._order)
-        self._metrics = Metrics(0.0, 0, 0)
+        self._metrics = self._no_metrics()
         plan = self._plan(capacity)
-        buffers = (self._values, self._grads, self._velocity, self._start)
         self.usage = Usage(
-            params_nbytes=sum(b.nbytes for b in buffers),
+            params_nbytes=self._values.nbytes + self._optimizer.nbytes,
             arena_nbytes=self._memory.nbytes,
             launches=len(plan.forward) + len(plan.backward) + 3,  # gather, loss, update
         )
+
+    def _make_optimizer(self) -> Optimizer:
+        kind, start = OPTIMIZERS[self.recipe.optimizer], np.zeros_like(self._grads)
+        return kind(self._values, self.segment.trained_runs, self._grads, start)
+
+    def _no_metrics(self) -> Metrics:
+        return Metrics(0.0, 0 if self.recipe.loss.has_accuracy else None, 0, 0.0)
 
     @property
     def nbytes(self) -> int:
@@ -65,9 +84,7 @@ class NumpyProgram(Program):
     # -- a round ---------------------------------------------------------------------------
     def upload(self, params: Array) -> None:
         self._values[...] = params
-        self._start[...] = self._params
-        self._grads.fill(0)
-        self._velocity.fill(0)
+        self._optimizer.begin()
 
     def download(self) -> Array:
         return self._values.copy()
@@ -80,12 +97,12 @@ class NumpyProgram(Program):
             raise TypeError("the data set was loaded by another backend")
         if batch > self.capacity:
             raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
-        data.check(self.segment.model)
+        data.check(self.segment.model, self.recipe.loss)
         self._data, self._order = data, order
         self._run.dropout_key = dropout_key
 
     def read_metrics(self) -> Metrics:
-        metrics, self._metrics = self._metrics, Metrics(0.0, 0, 0)
+        metrics, self._metrics = self._metrics, self._no_metrics()
         return metrics
 
     # -- a step ----------------------------------------------------------------------------
@@ -113,14 +130,25 @@ class NumpyProgram(Program):
             for function in self._plan(count).forward:
                 function.forward(self._run)
 
-    def loss(self, count: int, total: int | None = None) -> None:
+    def weight(self, start: int, count: int) -> float:
+        if self._data is None:
+            raise RuntimeError("weight before begin_epoch")
+        return self.recipe.loss.weight(self._data.y[self._order[start : start + count]])
+
+    def loss(self, count: int, total: float | None = None) -> None:
         with self._timed("compute_s"):
-            plan = self._plan(count)
-            loss_sum, correct = softmax_cross_entropy(
-                plan.y, self._labels[:count], total or count, plan.dy
-            )
+            plan, loss = self._plan(count), self.recipe.loss
+            if plan.dy is None:
+                raise ValueError("the loss belongs to the last segment")
+            labels = np.moveaxis(self._labels[:count], 0, -1)
+            new = LOSS_FUNCTIONS[type(loss)](loss, plan.y, labels, total, plan.dy)
             m = self._metrics
-            self._metrics = Metrics(m.loss_sum + loss_sum, m.correct + correct, m.count + count)
+            self._metrics = Metrics(
+                m.loss_sum + new.loss_sum,
+                None if m.correct is None or new.correct is None else m.correct + new.correct,
+                m.count + new.count,
+                m.weight + new.weight,
+            )
 
     def backward(self, count: int) -> None:
         with self._timed("compute_s"):
@@ -131,7 +159,7 @@ class NumpyProgram(Program):
 
     def update(self, hyper: Hyper) -> None:
         with self._timed("compute_s"):
-            self._sgd.update(hyper)
+            self._optimizer.update(hyper)
         if self._sampling:
             self._traffic.sampled_steps += 1
             self._sampling = False
@@ -156,16 +184,26 @@ class NumpyProgram(Program):
         return _batch_first(self._plan(count).y)
 
     def put_output_grad(self, dy: Array) -> None:
-        self._plan(len(dy)).dy[...] = np.moveaxis(dy, 0, -1)
+        target = self._plan(len(dy)).dy
+        if target is not None:  # nothing before it is trained
+            target[...] = np.moveaxis(dy, 0, -1)
 
     def take_input_grad(self, count: int) -> Array:
         dx = self._plan(count).dx
         if dx is None:
-            raise ValueError("the gradient of the network's own input is not computed")
+            raise ValueError(
+                "the gradient of the network's own input is not computed, nor one below "
+                "frozen layers"
+            )
         return _batch_first(dx)
 
     def read_grads(self) -> Array:
-        return self._grads.copy()
+        grads, at = np.zeros(self.segment.num_params, self.dtype), 0
+        for run in self.segment.trained_runs:
+            size = run.stop - run.start
+            grads[run] = self._grads[at : at + size]
+            at += size
+        return grads
 
     def poison(self) -> None:
         self._grads.fill(np.nan)
@@ -174,9 +212,8 @@ class NumpyProgram(Program):
     def release(self) -> None:
         self._plans.clear()
         self._memory = Memory(self.capacity, self.dtype)
-        empty = np.empty(0, self.dtype)
-        self._values = self._params = self._grads = self._velocity = self._start = empty
-        self._sgd = Sgd(empty, empty, empty, empty)
+        self._values = self._grads = np.empty(0, self.dtype)
+        self._optimizer = OPTIMIZERS[self.recipe.optimizer](self._values, (), *[self._grads] * 2)
         self._data = None
 
     def _plan(self, count: int) -> Plan:

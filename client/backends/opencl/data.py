@@ -14,6 +14,7 @@ from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.sampling import Sample
 from client.errors import DataError, DeviceError
 from client.model.graph import Model
+from client.model.losses import Labels, Loss
 
 if TYPE_CHECKING:
     from client.backends.opencl.device import OpenCLDevice
@@ -29,10 +30,14 @@ CHUNK_NBYTES = 32 << 20
 
 
 class OpenCLData(DeviceData):
-    """``x``: (n, *shape), uint8 or float32; ``y``: (n,). Labels are always resident."""
+    """``x``: (n, *shape), uint8 or float32; ``y``: (n, *labels), int32 or float32.
 
-    def __init__(self, device: OpenCLDevice, x: NDArray[Any], y: NDArray[np.int32]) -> None:
-        self._largest = check_examples(x, y)
+    Labels are always resident; ``labels`` are the host's own.
+    """
+
+    def __init__(self, device: OpenCLDevice, x: NDArray[Any], y: Labels) -> None:
+        self._info = check_examples(x, y)
+        self.labels = y
         if not len(x):
             raise DataError("x: found no examples, needs at least one")
         self._device = device
@@ -49,7 +54,7 @@ class OpenCLData(DeviceData):
         self.rows: NDArray[Any] | None = None  # (n, elements of an example), where streamed
         self.y: cl.Buffer | None = device.allocator.make(y.nbytes, "labels")
         try:
-            device.upload(self.y, np.ascontiguousarray(y, np.int32), wait=True)
+            device.upload(self.y, np.ascontiguousarray(y), wait=True)
             if self.resident:
                 self.x = device.allocator.make(x.nbytes + SLACK_NBYTES, "the data set")
                 device.upload(self.x, np.ascontiguousarray(x), wait=True)
@@ -59,11 +64,11 @@ class OpenCLData(DeviceData):
             self._free()
             raise
 
-    def check(self, model: Model) -> None:
-        """DataError where the examples do not fit the model."""
+    def check(self, model: Model, loss: Loss) -> None:
+        """DataError where the examples do not fit model and loss."""
         if self.y is None:
             raise ValueError("the data set was released")
-        check_fit(model, self.shape, self._largest)
+        check_fit(model, loss, self.shape, self._info)
 
     def release(self) -> None:
         if self.y is None:

@@ -8,7 +8,15 @@ import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
-from client.backends.base import Device, DeviceData, DeviceInfo, Program, Traffic
+from client.backends.base import (
+    DEFAULT_RECIPE,
+    Device,
+    DeviceData,
+    DeviceInfo,
+    Program,
+    Recipe,
+    Traffic,
+)
 from client.backends.opencl.allocation import Allocator, Limits
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.data import OpenCLData
@@ -21,6 +29,7 @@ from client.backends.opencl.tiles import Target, target_of
 from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment
+from client.model.losses import Labels
 
 
 class OpenCLDevice(Device):
@@ -60,27 +69,28 @@ class OpenCLDevice(Device):
     def peak_nbytes(self) -> int:
         return self.allocator.peak_nbytes
 
-    def load(self, x: NDArray[Any], y: NDArray[np.int32]) -> DeviceData:
+    def load(self, x: NDArray[Any], y: Labels) -> DeviceData:
         data = OpenCLData(self, x, y)
         self._held.append(data)
         return data
 
-    def compile(self, segment: Segment, capacity: int) -> Program:
+    def compile(self, segment: Segment, capacity: int, recipe: Recipe = DEFAULT_RECIPE) -> Program:
         if capacity < 1:
             raise ValueError(f"capacity {capacity}, must be at least 1")
-        plan = self._plan(segment, capacity)
+        plan = self._plan(segment, capacity, recipe)
         refusal = self._refusal(plan)
         if refusal:
             raise DeviceError(
                 f"{self.info.name}: model '{segment.model.name}' with batches of {capacity}: "
-                f"{refusal}; {self._largest_batch(segment, capacity)}"
+                f"{refusal}; {self._largest_batch(segment, capacity, recipe)}"
             )
         program = OpenCLProgram(self, plan)
         self._held.append(program)
         return program
 
-    def _plan(self, segment: Segment, capacity: int) -> SegmentPlan:
-        return plan_segment(segment, capacity, self.target, self.allocator.limits.max_alloc_nbytes)
+    def _plan(self, segment: Segment, capacity: int, recipe: Recipe) -> SegmentPlan:
+        most_nbytes = self.allocator.limits.max_alloc_nbytes
+        return plan_segment(segment, capacity, self.target, recipe, most_nbytes)
 
     def _refusal(self, plan: SegmentPlan) -> str:
         """Why a plan does not fit; empty if it does."""
@@ -89,12 +99,12 @@ class OpenCLDevice(Device):
             return f"needs a buffer of {max(sizes):,} bytes, kernels reach {MOST_NBYTES:,}"
         return self.allocator.refusal(sizes)
 
-    def _largest_batch(self, segment: Segment, too_many: int) -> str:
+    def _largest_batch(self, segment: Segment, too_many: int, recipe: Recipe) -> str:
         """What to do: the largest batch that fits, by bisection."""
         fits = 0
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            if self._refusal(self._plan(segment, middle)):
+            if self._refusal(self._plan(segment, middle, recipe)):
                 too_many = middle
             else:
                 fits = middle

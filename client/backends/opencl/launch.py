@@ -19,11 +19,13 @@ class Memory(Enum):
 
     PARAMS = auto()  # all values: parameters, then buffers
     GRADS = auto()
-    VELOCITY = auto()  # SGD's momentum
-    ROUND_START = auto()  # parameters as uploaded
+    OPT_STATE = auto()  # what the optimizer keeps: see optimizer.cl
+    ROUND_START = auto()  # trained parameters as uploaded
     CLIP = auto()  # what gradients are multiplied by, then sums of squares: see optimizer.cl
     EXAMPLES = auto()  # numbers of the batch's examples in the data set, int32
-    LABELS = auto()  # their classes, int32
+    LABELS = auto()  # their labels, int32 or float
+    CLASS_WEIGHTS = auto()  # of the loss
+    BATCH_WEIGHT = auto()  # partial sums of what the batch's labels weigh
     METRICS = auto()  # see loss.cl
     DROPOUT_KEY = auto()  # two uint32
     ZEROS = auto()  # a row of zeros, see conv.cl
@@ -33,7 +35,6 @@ class Symbol(Enum):
     """Arguments that are known when a launch is prepared."""
 
     COUNT = auto()  # rows in the batch
-    LOSS_SCALE = auto()  # 1 / size of the whole batch
 
 
 @dataclass(frozen=True, eq=False)

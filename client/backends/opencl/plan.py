@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
-from client.backends.opencl.launch import At, Launch, Memory, Slot, Symbol
+from client.backends.base import DEFAULT_RECIPE, Recipe
+from client.backends.opencl.launch import Launch, Memory, Slot, Symbol
 from client.backends.opencl.lower import lower
+from client.backends.opencl.lower.loss import WEIGHT_PARTS, lower_loss, metrics_places
+from client.backends.opencl.lower.optimizer import (
+    SLACK,
+    STATES,
+    clip_elements,
+    flat_elements,
+    lower_clip,
+    lower_update,
+)
 from client.backends.opencl.memory import Arena, live_ranges, plan_arena
 from client.backends.opencl.tiles import Target
 from client.model.graph import Segment
+from client.model.losses import CrossEntropy
 
 MOST_NBYTES = 4 * (2**31 - 1)
 """Kernels number the elements of a buffer in 32 bits."""
@@ -24,11 +36,12 @@ class SegmentPlan:
     segment: Segment
     capacity: int
     target: Target
+    recipe: Recipe
     forward: tuple[Launch, ...]
-    loss: Launch | None
+    loss: tuple[Launch, ...]
     backward: tuple[Launch, ...]
     clip: tuple[Launch, ...]
-    update: Launch | None
+    update: tuple[Launch, ...]
     arena: Arena
     input: Slot
     output: Slot
@@ -39,13 +52,34 @@ class SegmentPlan:
     @property
     def launches(self) -> tuple[Launch, ...]:
         """All but those of ``gather``, which depend on the data's type, and of ``clip``."""
-        ends = [launch for launch in (self.loss, self.update) if launch is not None]
-        return (*self.forward, *self.backward, *ends)
+        return (*self.forward, *self.loss, *self.backward, *self.update)
 
     @property
     def step_launches(self) -> int:
         """Launches of a training step, its gather included."""
-        return 1 + sum(launch.mode != "evaluation" for launch in self.launches)
+        gathers = 1 + self.gathers_labels
+        return gathers + sum(launch.mode != "evaluation" for launch in self.launches)
+
+    @property
+    def label_elements(self) -> int:
+        """Labels of one example."""
+        return prod(self.recipe.loss.labels_shape(self.segment.model.output_shape))
+
+    @property
+    def predictions(self) -> int:
+        """Predictions for one example: as many as it has labels."""
+        return self.label_elements
+
+    @property
+    def gathers_labels(self) -> bool:
+        """Whether labels are gathered by a launch of their own."""
+        return self.segment.is_last and self.label_elements > 1
+
+    @property
+    def metrics_places(self) -> int:
+        """Places in a row of the metrics."""
+        loss, output = self.recipe.loss, self.segment.model.output_shape
+        return self.capacity * metrics_places(loss, output, self.target)
 
     @property
     def variants(self) -> tuple[tuple[str, str], ...]:
@@ -54,19 +88,27 @@ class SegmentPlan:
     @property
     def nbytes(self) -> dict[Memory, int]:
         """Size of each buffer but the arena's; parameters have slack for loads over their end."""
-        flat = 4 * (self.segment.num_params + 64)
+        flat = 4 * flat_elements(self.segment)
         return {
-            Memory.PARAMS: 4 * (self.segment.num_values + 64),
+            Memory.PARAMS: 4 * (self.segment.num_values + SLACK),
             Memory.GRADS: flat,
-            Memory.VELOCITY: flat,
+            Memory.OPT_STATE: STATES[self.recipe.optimizer] * flat,
             Memory.ROUND_START: flat,
-            Memory.CLIP: 4 * (1 + _clip_parts(self.segment.num_params, self.target) + 64),
+            Memory.CLIP: 4 * clip_elements(self.segment, self.target),
             Memory.EXAMPLES: 4 * self.capacity,
-            Memory.LABELS: 4 * self.capacity,
-            Memory.METRICS: 3 * 4 * self.capacity,
+            Memory.LABELS: 4 * (self.capacity * self.label_elements + SLACK),
+            Memory.CLASS_WEIGHTS: 4 * max(len(self.class_weights), 1),
+            Memory.BATCH_WEIGHT: 4 * WEIGHT_PARTS,
+            Memory.METRICS: 3 * 4 * self.metrics_places,
             Memory.DROPOUT_KEY: 8,
             Memory.ZEROS: 4 * max(self.zeros, 1),
         }
+
+    @property
+    def class_weights(self) -> tuple[float, ...]:
+        """Of the loss; empty where it has none."""
+        loss = self.recipe.loss
+        return loss.class_weights if isinstance(loss, CrossEntropy) else ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -75,7 +117,11 @@ class SegmentPlan:
 
 
 def plan_segment(
-    segment: Segment, capacity: int, target: Target, most_nbytes: int = MOST_NBYTES
+    segment: Segment,
+    capacity: int,
+    target: Target,
+    recipe: Recipe = DEFAULT_RECIPE,
+    most_nbytes: int = MOST_NBYTES,
 ) -> SegmentPlan:
     """The plan for batches of up to ``capacity`` examples.
 
@@ -85,15 +131,14 @@ def plan_segment(
     graph = low.graph
     input_slot, output_slot = low.value(graph.input), low.value(graph.output)
     output_grad = low.grad(graph.output) if graph.output in graph.needs_grad else None
-    loss = None
+    loss: tuple[Launch, ...] = ()
     between: list[Slot] = [output_grad] if output_grad is not None else []
     if segment.is_last:
         dlogits = output_grad or low.grad(graph.output)
-        loss = _loss(segment, capacity, target, output_slot, dlogits)
-        between = list(loss.slots)
-    input_grad = None
-    if not segment.is_first:
-        input_grad = low.grad(graph.input)
+        shape = segment.model.output_shape
+        loss = lower_loss(recipe.loss, shape, capacity, target, output_slot, dlogits)
+        between = [output_slot, dlogits]
+    input_grad = low.grad(graph.input) if segment.needs_input_grad else None
     pinned = [slot for slot in (input_slot, output_slot, input_grad) if slot is not None]
     uses: Iterable[Iterable[Slot]] = [
         *(launch.slots for launch in low.forward),
@@ -104,11 +149,12 @@ def plan_segment(
         segment=segment,
         capacity=capacity,
         target=target,
+        recipe=recipe,
         forward=tuple(low.forward),
         loss=loss,
         backward=tuple(low.backward),
-        clip=_clip(segment, target) if segment.num_params else (),
-        update=_update(segment, target) if segment.num_params else None,
+        clip=lower_clip(segment, target),
+        update=lower_update(segment, recipe.optimizer, target),
         arena=plan_arena(live_ranges(uses, pinned), min(most_nbytes, MOST_NBYTES)),
         input=input_slot,
         output=output_slot,
@@ -118,21 +164,15 @@ def plan_segment(
     )
 
 
-def gather_launch(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> Launch:
-    """Brings a batch in; the arguments that depend on data and step follow ``args``."""
-    segment, target = plan.segment, plan.target
-    if not segment.is_first:
-        return Launch(
-            op="gather",
-            source="gather",
-            kernel="gather_rows",
-            args=(Memory.EXAMPLES, Memory.LABELS, Symbol.COUNT),
-            items=lambda count: (count,),
-            local=(target.group,),
-            defines=(("VW", target.vector),),
-            busy="copy",
-        )
-    channels, *rest = segment.model.input.shape
+def gather_launches(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> tuple[Launch, ...]:
+    """Bring a batch in; the arguments that depend on data and step follow ``args``."""
+    gather = _gather(plan, dtype) if plan.segment.is_first else _gather_rows(plan)
+    return (gather, _gather_labels(plan)) if plan.gathers_labels else (gather,)
+
+
+def _gather(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> Launch:
+    target = plan.target
+    channels, *rest = plan.segment.model.input.shape
     spatial = int(np.prod(rest, dtype=np.int64))
     vectors = -(-spatial // target.vector)
     raw = "uchar" if dtype == np.uint8 else "float"
@@ -143,76 +183,39 @@ def gather_launch(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> Launch:
         args=(plan.input, Memory.EXAMPLES, Memory.LABELS, Symbol.COUNT),
         items=lambda count: (vectors, channels, count),
         local=(target.group, 1, 1),
-        defines=(("CHANNELS", channels), ("RAW", raw), ("SPATIAL", spatial), ("VW", target.vector)),
+        defines=(
+            ("CHANNELS", channels),
+            ("LABELS", int(plan.label_elements == 1)),
+            ("RAW", raw),
+            ("SPATIAL", spatial),
+            ("VW", target.vector),
+        ),
         busy="copy",
     )
 
 
-def _loss(segment: Segment, capacity: int, target: Target, logits: Slot, dlogits: Slot) -> Launch:
+def _gather_rows(plan: SegmentPlan) -> Launch:
     return Launch(
-        op="loss",
-        source="loss",
-        kernel="cross_entropy",
-        args=(
-            logits,
-            dlogits,
-            Memory.LABELS,
-            Memory.METRICS,
-            segment.model.num_classes,
-            capacity,
-            Symbol.LOSS_SCALE,
-            Symbol.COUNT,
-        ),
+        op="gather",
+        source="gather",
+        kernel="gather_rows",
+        args=(Memory.EXAMPLES, Memory.LABELS, Symbol.COUNT),
         items=lambda count: (count,),
-        local=(min(4, target.group),) if target.kind == "cpu" else (target.group,),
-        defines=(("VW", target.vector),),
+        local=(plan.target.group,),
+        defines=(("LABELS", int(plan.label_elements == 1)), ("VW", plan.target.vector)),
+        busy="copy",
     )
 
 
-MOST_SQUARES = 1024
-"""Vectors of squares that one work-item adds up: longer sums round more."""
-
-
-def _clip_parts(n: int, target: Target) -> int:
-    """Work-items that add up the squares of ``n`` gradients."""
-    vectors = -(-n // target.vector)
-    return max(1, min(target.busy, vectors), -(-vectors // MOST_SQUARES))
-
-
-def _clip(segment: Segment, target: Target) -> tuple[Launch, Launch]:
-    """What the gradients are multiplied by, so that their norm is no more than the limit."""
-    n = segment.num_params
-    parts = _clip_parts(n, target)
-    sums = At(Memory.CLIP, 1)
-    squares = Launch(
-        op="clip",
-        source="optimizer",
-        kernel="clip_squares",
-        args=(Memory.PARAMS, Memory.GRADS, Memory.ROUND_START, sums, n, parts),
-        items=lambda count: (parts,),
-        local=(target.group,),
-        defines=(("VW", target.vector),),
-    )
-    factor = Launch(
-        op="clip",
-        source="optimizer",
-        kernel="clip_factor",
-        args=(sums, Memory.CLIP, parts),
-        items=lambda count: (1,),
-        local=(1,),
-        defines=(("VW", target.vector),),
-    )
-    return squares, factor
-
-
-def _update(segment: Segment, target: Target) -> Launch:
-    n = segment.num_params
+def _gather_labels(plan: SegmentPlan) -> Launch:
+    size = plan.label_elements
     return Launch(
-        op="update",
-        source="optimizer",
-        kernel="sgd",
-        args=(Memory.PARAMS, Memory.GRADS, Memory.VELOCITY, Memory.ROUND_START, Memory.CLIP, n),
-        items=lambda count: (-(-n // target.vector),),
-        local=(target.group,),
-        defines=(("VW", target.vector),),
+        op="gather",
+        source="gather",
+        kernel="gather_labels",
+        args=(Memory.LABELS, size, Symbol.COUNT),
+        items=lambda count: (size, count),
+        local=(plan.target.group, 1),
+        defines=(("VW", plan.target.vector),),
+        busy="copy",
     )

@@ -46,11 +46,11 @@ class Binder:
     places: Mapping[Slot, Place]
     max_group: int
 
-    def prepare(self, launch: Launch, count: int, loss_scale: float = 1.0) -> Prepared:
+    def prepare(self, launch: Launch, count: int) -> Prepared:
         """``launch`` for a batch of ``count`` rows."""
         program = self.programs.get(launch.source, launch.defines)
         kernel = cl.Kernel(program, launch.kernel)
-        values = [value for arg in launch.args for value in self._values(arg, count, loss_scale)]
+        values = [value for arg in launch.args for value in self._values(arg, count)]
         for i, value in enumerate(values):
             kernel.set_arg(i, value)
         limit = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self.device)
@@ -58,9 +58,7 @@ class Binder:
         size = rounded(launch.items(count), local)
         return Prepared(launch, kernel, size, local, len(values))
 
-    def _values(
-        self, arg: Arg, count: int, loss_scale: float
-    ) -> tuple[cl.Buffer | np.generic, ...]:
+    def _values(self, arg: Arg, count: int) -> tuple[cl.Buffer | np.generic, ...]:
         match arg:
             case Slot():
                 place = self.places[arg]
@@ -71,8 +69,6 @@ class Binder:
                 return (self.buffers[arg],)
             case Symbol.COUNT:
                 return (np.int32(count),)
-            case Symbol.LOSS_SCALE:
-                return (np.float32(loss_scale),)
             case PerCount(factor):
                 return (np.int32(factor * count),)
             case UInt(value):

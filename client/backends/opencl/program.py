@@ -13,7 +13,7 @@ from client.backends.base import DeviceData, Hyper, Metrics, Program, Usage
 from client.backends.opencl.calls import device_error, errors_as_ours
 from client.backends.opencl.data import Feed, OpenCLData, ResidentFeed, StreamFeed
 from client.backends.opencl.launch import Launch, Memory, Slot
-from client.backends.opencl.plan import SegmentPlan, gather_launch
+from client.backends.opencl.plan import SegmentPlan, gather_launches
 from client.backends.opencl.prepare import Binder, Prepared
 from client.backends.opencl.sampling import Sample
 from client.model.graph import Float32Array
@@ -24,27 +24,33 @@ if TYPE_CHECKING:
 ZEROED = (Memory.EXAMPLES, Memory.LABELS, Memory.METRICS, Memory.DROPOUT_KEY, Memory.ZEROS)
 """Buffers that begin as zeros: a segment may run without a ``gather`` before it."""
 
+ADAM_SCALES = 9
+"""Place of the two arguments of the kernel adam that change with every update, after the others."""
+
 
 class OpenCLProgram(Program):
     """See ``Program``. Launches are prepared once for each size of batch."""
 
     def __init__(self, device: OpenCLDevice, plan: SegmentPlan) -> None:
-        self.segment, self.capacity = plan.segment, plan.capacity
+        self.segment, self.capacity, self.recipe = plan.segment, plan.capacity, plan.recipe
         self._device, self._plan = device, plan
         self._buffers: dict[Memory, cl.Buffer] = {}
         self._arena: list[cl.Buffer] = []
         self._forward: dict[tuple[int, bool], list[Prepared]] = {}
-        self._loss: dict[tuple[int, int], list[Prepared]] = {}
+        self._loss: dict[int, list[Prepared]] = {}
+        self._loss_scale: dict[int, float] = {}
         self._backward: dict[int, list[Prepared]] = {}
         self._gather: dict[tuple[int, np.dtype[Any]], list[Prepared]] = {}
         self._bound: set[tuple[int, np.dtype[Any]]] = set()  # with the arguments of this data set
         self._clip: list[Prepared] = []
         self._update: list[Prepared] = []
         self._hyper: Hyper | None = None
+        self._updates = self._count = 0  # since the last upload; predictions since the last reading
         self._data: OpenCLData | None = None
         self._feed: Feed | None = None
         self._order: cl.Buffer | None = None
         self._affine: list[cl.Buffer] = []
+        self._rows: NDArray[np.int32] = np.empty(0, np.int32)
         self._batch = self._order_length = 0
         self._sample_next = False
         self._sample: Sample | None = None
@@ -64,11 +70,14 @@ class OpenCLProgram(Program):
             with errors_as_ours(device.info.name, "clearing buffers"):
                 for memory in ZEROED:
                     self._fill(memory, 0)
+            if plan.class_weights:
+                weights = np.array(plan.class_weights, np.float32)
+                device.upload(self._buffers[Memory.CLASS_WEIGHTS], weights, wait=True)
             self._prepare(self.capacity)
         except BaseException:
             self._free()
             raise
-        flat = (Memory.PARAMS, Memory.GRADS, Memory.VELOCITY, Memory.ROUND_START)
+        flat = (Memory.PARAMS, Memory.GRADS, Memory.OPT_STATE, Memory.ROUND_START)
         self.usage = Usage(
             params_nbytes=sum(plan.nbytes[memory] for memory in flat),
             arena_nbytes=plan.arena.nbytes,
@@ -87,21 +96,17 @@ class OpenCLProgram(Program):
         """Build everything a step needs, so that a compile error comes now."""
         self._forward[count, True] = self._bind(self._plan.forward, count, "training")
         self._backward[count] = self._bind(self._plan.backward, count, "training")
-        if self._plan.loss is not None:
-            self._loss[count, count] = self._bind([self._plan.loss], count, "training", 1 / count)
-        if self._plan.update is not None:
-            self._clip = self._bind(self._plan.clip, count, "training")
-            self._update = self._bind([self._plan.update], count, "training")
+        self._loss[count] = self._bind(self._plan.loss, count, "training")
+        self._clip = self._bind(self._plan.clip, count, "training")
+        self._update = self._bind(self._plan.update, count, "training")
         self._device.programs.save()
 
-    def _bind(
-        self, launches: Sequence[Launch], count: int, mode: str, loss_scale: float = 1.0
-    ) -> list[Prepared]:
+    def _bind(self, launches: Sequence[Launch], count: int, mode: str) -> list[Prepared]:
         if not 0 < count <= self.capacity:
             raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
         with errors_as_ours(self._device.info.name, f"preparing a batch of {count}"):
             return [
-                self._binder.prepare(launch, count, loss_scale)
+                self._binder.prepare(launch, count)
                 for launch in launches
                 if launch.mode in ("always", mode)
             ]
@@ -116,13 +121,20 @@ class OpenCLProgram(Program):
         self._device.upload(buffers[Memory.PARAMS], values, wait=True, sample=self._sample)
         with errors_as_ours(self._device.info.name, "beginning a round"):
             self._fill(Memory.GRADS, 0)
-            self._fill(Memory.VELOCITY, 0)
-            cl.enqueue_copy(
-                self._device.stream(self._sample),
-                buffers[Memory.ROUND_START],
-                buffers[Memory.PARAMS],
-                byte_count=self._plan.nbytes[Memory.ROUND_START],
-            )
+            self._fill(Memory.OPT_STATE, 0)
+            at = 0
+            for run in self.segment.trained_runs:
+                nbytes = 4 * (run.stop - run.start)
+                cl.enqueue_copy(
+                    self._device.stream(self._sample),
+                    buffers[Memory.ROUND_START],
+                    buffers[Memory.PARAMS],
+                    src_offset=4 * run.start,
+                    dst_offset=at,
+                    byte_count=nbytes,
+                )
+                at += nbytes
+        self._updates = 0
 
     def download(self) -> Float32Array:
         return self._read(Memory.PARAMS, (self.segment.num_values,), np.float32)
@@ -137,7 +149,7 @@ class OpenCLProgram(Program):
             raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
         if not len(order) or order.min() < 0 or order.max() >= data.num_examples:
             raise ValueError(f"an order must number examples of the {data.num_examples} loaded")
-        data.check(self.segment.model)
+        data.check(self.segment.model, self.recipe.loss)
         if self._sample is not None:  # a step without an update: not a training step
             self._leave_profiling_queue()
         order = np.array(order, np.int32)
@@ -153,6 +165,7 @@ class OpenCLProgram(Program):
             self._order = device.allocator.make(order.nbytes, "an epoch's order")
             self._bound.clear()
         device.upload(self._order, order, wait=False)
+        self._rows = order
         if data is not self._data:
             self._set_affine(data.dtype)
             self._bound.clear()
@@ -182,13 +195,16 @@ class OpenCLProgram(Program):
             self._device.upload(self._affine[-1], values, wait=True)
 
     def read_metrics(self) -> Metrics:
-        words = self._read(Memory.METRICS, (3, self.capacity), np.int32)
+        words = self._read(Memory.METRICS, (3, self._plan.metrics_places), np.int32)
         with errors_as_ours(self._device.info.name, "clearing the metrics"):
             self._fill(Memory.METRICS, 0)
+        count, self._count = self._count, 0
+        loss_sum, weight = words[[0, 2]].view(np.float32).sum(axis=1, dtype=np.float64)
         return Metrics(
-            loss_sum=float(words[0].view(np.float32).sum(dtype=np.float64)),
-            correct=int(words[1].sum()),
-            count=int(words[2].sum()),
+            loss_sum=float(loss_sum),
+            correct=int(words[1].sum()) if self.recipe.loss.has_accuracy else None,
+            count=count,
+            weight=float(weight) if self._plan.class_weights else float(count),
         )
 
     # -- a step ----------------------------------------------------------------------------
@@ -205,7 +221,8 @@ class OpenCLProgram(Program):
         kernel, place = gather[0].kernel, gather[0].num_args
         wait_for: list[cl.Event] = []
         with errors_as_ours(self._device.info.name, "gathering a batch"):
-            kernel.set_arg(place, np.int32(start))
+            for prepared in gather:
+                prepared.kernel.set_arg(prepared.num_args, np.int32(start))
             if self.segment.is_first:
                 buffer, chunk_start, wait_for = self._feed.batch(start)
                 if chunk_start >= 0:
@@ -223,24 +240,23 @@ class OpenCLProgram(Program):
         """
         key = count, data.dtype
         if key not in self._gather:
-            self._gather[key] = self._bind(
-                [gather_launch(self._plan, data.dtype)], count, "training"
-            )
+            launches = gather_launches(self._plan, data.dtype)
+            self._gather[key] = self._bind(launches, count, "training")
             self._device.programs.save()
         if key not in self._bound:
-            self._bind_gather(self._gather[key][0], data)
+            self._bind_gather(self._gather[key], data)
             self._bound.add(key)
         return self._gather[key]
 
-    def _bind_gather(self, gather: Prepared, data: OpenCLData) -> None:
-        """Its last arguments: start, (chunk_start, data,) order, classes, (factor, shift)."""
-        rest: list[cl.Buffer | np.generic | None] = [self._order, data.y]
-        if self.segment.is_first:
-            rest = [np.int32(-1), data.x, *rest, *self._affine]
+    def _bind_gather(self, gather: list[Prepared], data: OpenCLData) -> None:
+        """Last arguments of each: start, (chunk_start, data,) order, labels, (factor, shift)."""
+        labels: list[cl.Buffer | np.generic | None] = [self._order, data.y]
+        first = [np.int32(-1), data.x, *labels, *self._affine] if self.segment.is_first else labels
         with errors_as_ours(self._device.info.name, "preparing the gather"):
-            for at, value in enumerate(rest, gather.num_args + 1):
-                if value is not None:  # a chunk's buffer is set with each batch
-                    gather.kernel.set_arg(at, value)
+            for prepared, rest in zip(gather, (first, labels), strict=False):
+                for at, value in enumerate(rest, prepared.num_args + 1):
+                    if value is not None:  # a chunk's buffer is set with each batch
+                        prepared.kernel.set_arg(at, value)
 
     def forward(self, count: int, training: bool = True) -> None:
         key = (count, training)
@@ -249,13 +265,29 @@ class OpenCLProgram(Program):
             self._forward[key] = self._bind(self._plan.forward, count, mode)
         self._run(self._forward[key])
 
-    def loss(self, count: int, total: int | None = None) -> None:
-        if self._plan.loss is None:
+    def weight(self, start: int, count: int) -> float:
+        if self._data is None:
+            raise RuntimeError("weight before begin_epoch")
+        return self.recipe.loss.weight(self._data.labels[self._rows[start : start + count]])
+
+    def loss(self, count: int, total: float | None = None) -> None:
+        if not self._plan.loss:
             raise ValueError("the loss belongs to the last segment")
-        key = (count, total or count)
-        if key not in self._loss:
-            self._loss[key] = self._bind([self._plan.loss], count, "training", 1 / key[1])
-        self._run(self._loss[key])
+        if count not in self._loss:
+            self._loss[count] = self._bind(self._plan.loss, count, "training")
+        if total is None:  # with class weights, what the rows weigh is summed on the device
+            total = 0.0 if self._plan.class_weights else count * self._plan.predictions
+        self._set_loss_scale(count, 1 / total if total else 0.0)
+        self._run(self._loss[count])
+        self._count += count * self._plan.predictions
+
+    def _set_loss_scale(self, count: int, scale: float) -> None:
+        """Set the last argument of the loss itself, which is the last of its launches."""
+        if self._loss_scale.get(count) != scale:
+            loss = self._loss[count][-1]
+            with errors_as_ours(self._device.info.name, "preparing the loss"):
+                loss.kernel.set_arg(loss.num_args, np.float32(scale))
+            self._loss_scale[count] = scale
 
     def backward(self, count: int) -> None:
         if count not in self._backward:
@@ -265,6 +297,9 @@ class OpenCLProgram(Program):
     def update(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
             self._set_hyper(hyper)
+        self._updates += 1
+        if self.recipe.optimizer != "sgd":
+            self._set_adam_scales(hyper)
         if hyper.clip_norm:
             self._run(self._clip)
         self._run(self._update)
@@ -273,16 +308,27 @@ class OpenCLProgram(Program):
 
     def _set_hyper(self, hyper: Hyper) -> None:
         """Set the arguments that follow the prepared ones, of each kernel by its name."""
+        a, b = hyper.betas
+        clipped = np.int32(hyper.clip_norm > 0)
+        decay, mu = hyper.weight_decay, np.float32(hyper.proximal_mu)
+        decoupled = self.recipe.optimizer == "adamw"
         values = {
-            "clip_squares": (np.float32(hyper.proximal_mu),),
+            "clip_squares": (mu,),
             "clip_factor": (np.float32(hyper.clip_norm),),
             "sgd": (
                 np.float32(hyper.lr),
                 np.float32(hyper.momentum),
                 np.int32(hyper.nesterov),
-                np.float32(hyper.weight_decay),
-                np.float32(hyper.proximal_mu),
-                np.int32(hyper.clip_norm > 0),
+                np.float32(decay),
+                mu,
+                clipped,
+            ),
+            "adam": (
+                *(np.float32(v) for v in (a, 1 - a, b, 1 - b, hyper.eps)),
+                np.float32(0 if decoupled else decay),
+                np.float32(1 - hyper.lr * decay if decoupled else 1),
+                mu,
+                clipped,
             ),
         }
         with errors_as_ours(self._device.info.name, "preparing the update"):
@@ -290,6 +336,14 @@ class OpenCLProgram(Program):
                 for i, value in enumerate(values[prepared.launch.kernel], prepared.num_args):
                     prepared.kernel.set_arg(i, value)
         self._hyper = hyper
+
+    def _set_adam_scales(self, hyper: Hyper) -> None:
+        """Set the arguments that change with every update."""
+        scales = hyper.adam_scales(self._updates)
+        with errors_as_ours(self._device.info.name, "preparing the update"):
+            for prepared in self._update:
+                for i, value in enumerate(scales, prepared.num_args + ADAM_SCALES):
+                    prepared.kernel.set_arg(i, np.float32(value))
 
     def _run(
         self, launches: list[Prepared], wait_for: list[cl.Event] | None = None
@@ -349,12 +403,15 @@ class OpenCLProgram(Program):
         return self._take(self._plan.output, self.segment.output, count)
 
     def put_output_grad(self, dy: Float32Array) -> None:
-        if self._plan.output_grad is not None:  # nothing before it has parameters
+        if self._plan.output_grad is not None:  # nothing before it is trained
             self._put(self._plan.output_grad, self.segment.output, dy)
 
     def take_input_grad(self, count: int) -> Float32Array:
         if self._plan.input_grad is None:
-            raise ValueError("the gradient of the network's own input is not computed")
+            raise ValueError(
+                "the gradient of the network's own input is not computed, nor one below "
+                "frozen layers"
+            )
         return self._take(self._plan.input_grad, self.segment.input, count)
 
     def _put(self, slot: Slot, tensor: int, values: Float32Array) -> None:
@@ -378,7 +435,13 @@ class OpenCLProgram(Program):
         )
 
     def read_grads(self) -> Float32Array:
-        return self._read(Memory.GRADS, (self.segment.num_params,), np.float32)
+        trained = self._read(Memory.GRADS, (self.segment.num_trained,), np.float32)
+        grads, at = np.zeros(self.segment.num_params, np.float32), 0
+        for run in self.segment.trained_runs:
+            size = run.stop - run.start
+            grads[run] = trained[at : at + size]
+            at += size
+        return grads
 
     def _read(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         return self._device.download(self._buffers[memory], shape, dtype, sample=self._sample)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from client.errors import WorkerError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with each change that an older side would misunderstand; both sides must have the same."""
 
 TOKEN_KEY = "pocketfed-token"

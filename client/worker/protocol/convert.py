@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from client import errors
-from client.backends.base import Hyper
+from client.backends.base import Hyper, Metrics
 from client.errors import PocketfedError, WorkerError
 from client.model.graph import Float32Array
 from client.record import Event
@@ -48,6 +48,9 @@ def task_to_message(task: Task) -> worker_pb2.Task:
         weight_decay=task.hyper.weight_decay,
         proximal_mu=task.hyper.proximal_mu,
         clip_norm=task.hyper.clip_norm,
+        beta_1=task.hyper.betas[0],
+        beta_2=task.hyper.betas[1],
+        eps=task.hyper.eps,
     )
 
 
@@ -60,6 +63,8 @@ def task_from_message(message: worker_pb2.Task, partition: str) -> Task:
         weight_decay=message.weight_decay,
         proximal_mu=message.proximal_mu,
         clip_norm=message.clip_norm,
+        betas=(message.beta_1, message.beta_2),
+        eps=message.eps,
     )
     return Task(
         round=message.round,
@@ -69,6 +74,20 @@ def task_from_message(message: worker_pb2.Task, partition: str) -> Task:
         batch=message.batch,
         hyper=hyper,
     )
+
+
+def metrics_from_message(answer: worker_pb2.Answer) -> Metrics:
+    """The metrics of an answer."""
+    correct = answer.correct if answer.HasField("correct") else None
+    return Metrics(answer.loss_sum, correct, answer.count, answer.weight)
+
+
+def metrics_to_message(metrics: Metrics, answer: worker_pb2.Answer) -> None:
+    """Set the metrics of an answer."""
+    answer.loss_sum, answer.count = metrics.loss_sum, metrics.count
+    answer.weight = metrics.weight
+    if metrics.correct is not None:
+        answer.correct = metrics.correct
 
 
 def events_to_message(events: Iterable[Event]) -> list[worker_pb2.Event]:

@@ -189,6 +189,9 @@ class Task(google.protobuf.message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: builtins.int
     PROXIMAL_MU_FIELD_NUMBER: builtins.int
     CLIP_NORM_FIELD_NUMBER: builtins.int
+    BETA_1_FIELD_NUMBER: builtins.int
+    BETA_2_FIELD_NUMBER: builtins.int
+    EPS_FIELD_NUMBER: builtins.int
     round: builtins.int
     seed: builtins.int
     local_epochs: builtins.int
@@ -199,6 +202,9 @@ class Task(google.protobuf.message.Message):
     weight_decay: builtins.float
     proximal_mu: builtins.float
     clip_norm: builtins.float
+    beta_1: builtins.float
+    beta_2: builtins.float
+    eps: builtins.float
     def __init__(
         self,
         *,
@@ -212,8 +218,11 @@ class Task(google.protobuf.message.Message):
         weight_decay: builtins.float = ...,
         proximal_mu: builtins.float = ...,
         clip_norm: builtins.float = ...,
+        beta_1: builtins.float = ...,
+        beta_2: builtins.float = ...,
+        eps: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "clip_norm", b"clip_norm", "local_epochs", b"local_epochs", "lr", b"lr", "momentum", b"momentum", "nesterov", b"nesterov", "proximal_mu", b"proximal_mu", "round", b"round", "seed", b"seed", "weight_decay", b"weight_decay"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "beta_1", b"beta_1", "beta_2", b"beta_2", "clip_norm", b"clip_norm", "eps", b"eps", "local_epochs", b"local_epochs", "lr", b"lr", "momentum", b"momentum", "nesterov", b"nesterov", "proximal_mu", b"proximal_mu", "round", b"round", "seed", b"seed", "weight_decay", b"weight_decay"]) -> None: ...
 
 global___Task = Task
 
@@ -230,16 +239,21 @@ class Answer(google.protobuf.message.Message):
     EVENTS_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
     PARAMS_NBYTES_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
     id: builtins.str
     """of the Command"""
     loss_sum: builtins.float
     correct: builtins.int
+    """none where the loss knows no right and wrong"""
     count: builtins.int
+    """of predictions"""
     num_examples: builtins.int
     record: builtins.str
     """JSON of the node's record; its wall and phases are the worker's own"""
     params_nbytes: builtins.int
     """0 for EVALUATE and for a failure"""
+    weight: builtins.float
+    """what loss_sum is divided by"""
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Event]:
         """what happened to workers on the way to this answer"""
@@ -253,16 +267,18 @@ class Answer(google.protobuf.message.Message):
         *,
         id: builtins.str = ...,
         loss_sum: builtins.float = ...,
-        correct: builtins.int = ...,
+        correct: builtins.int | None = ...,
         count: builtins.int = ...,
         num_examples: builtins.int = ...,
         record: builtins.str = ...,
         events: collections.abc.Iterable[global___Event] | None = ...,
         failure: global___Failure | None = ...,
         params_nbytes: builtins.int = ...,
+        weight: builtins.float = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["correct", b"correct", "count", b"count", "events", b"events", "failure", b"failure", "id", b"id", "loss_sum", b"loss_sum", "num_examples", b"num_examples", "params_nbytes", b"params_nbytes", "record", b"record"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_correct", b"_correct", "correct", b"correct", "failure", b"failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_correct", b"_correct", "correct", b"correct", "count", b"count", "events", b"events", "failure", b"failure", "id", b"id", "loss_sum", b"loss_sum", "num_examples", b"num_examples", "params_nbytes", b"params_nbytes", "record", b"record", "weight", b"weight"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_correct", b"_correct"]) -> typing.Literal["correct"] | None: ...
 
 global___Answer = Answer
 

@@ -7,7 +7,7 @@ from client.backends.numpy.ops.convolution import Conv
 from client.backends.numpy.ops.elementwise import Add, Concat, Dropout, Flatten, ReLU
 from client.backends.numpy.ops.function import Array, Function, Run, Tensors
 from client.backends.numpy.ops.linear import Linear
-from client.backends.numpy.ops.loss import softmax_cross_entropy
+from client.backends.numpy.ops.loss import LOSS_FUNCTIONS
 from client.backends.numpy.ops.nonlinear import (
     GELU,
     Hardswish,
@@ -18,7 +18,7 @@ from client.backends.numpy.ops.nonlinear import (
     Tanh,
 )
 from client.backends.numpy.ops.norm import BatchNorm, GroupNorm, LayerNorm
-from client.backends.numpy.ops.optimizer import Sgd
+from client.backends.numpy.ops.optimizer import OPTIMIZERS, Optimizer
 from client.backends.numpy.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from client.model import layers
 
@@ -52,4 +52,13 @@ FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
     layers.Concat: Concat,
 }
 
-__all__ = ["FUNCTIONS", "Array", "Function", "Run", "Sgd", "Tensors", "softmax_cross_entropy"]
+__all__ = [
+    "FUNCTIONS",
+    "LOSS_FUNCTIONS",
+    "OPTIMIZERS",
+    "Array",
+    "Function",
+    "Optimizer",
+    "Run",
+    "Tensors",
+]

@@ -57,7 +57,8 @@ class Conv(Function):
 
     def backward(self) -> None:
         t = self.t
-        self.arithmetic.weight_grad()
+        if "weight" in t.grads:
+            self.arithmetic.weight_grad()
         if "bias" in t.grads:
             np.sum(self.dy.reshape(len(self.dy), -1), axis=1, out=t.grads["bias"])
         if self.dx is not None:
@@ -111,9 +112,10 @@ class _Products(_Arithmetic):
         self.columns = Columns(self.image, self.window, self.output, groups, t.memory)
         rows, terms = len(self.y) // groups, self.columns.pieces[0].columns.shape[1]
         self.weight = t.params["weight"].reshape(groups, rows, terms)
-        self.dweight = t.grads["weight"].reshape(groups, rows, terms)
-        self.part = t.memory("dweight_t", (groups, terms, rows), None)
-        self.dweight_t = t.memory("dweight_sum", (groups, terms, rows), None)
+        if "weight" in t.grads:
+            self.dweight = t.grads["weight"].reshape(groups, rows, terms)
+            self.part = t.memory("dweight_t", (groups, terms, rows), None)
+            self.dweight_t = t.memory("dweight_sum", (groups, terms, rows), None)
         if self.dimage is None:
             return
         self.dwindows: list[Array] = []
@@ -199,7 +201,8 @@ class _Depthwise(_Arithmetic):
         super().__init__(*args)  # type: ignore[arg-type]
         t, channels = self.t, len(self.y)
         self.weight = t.params["weight"].reshape(channels, -1)
-        self.dweight = t.grads["weight"].reshape(channels, -1)
+        if "weight" in t.grads:
+            self.dweight = t.grads["weight"].reshape(channels, -1)
         of_one = self.y[0].size
         step = max(1, min(channels, BLOCK // of_one))
         self.blocks = [slice(c, min(c + step, channels)) for c in range(0, channels, step)]

@@ -39,8 +39,9 @@ class Tensors:
     """Views that one operation reads and writes, for one batch size N.
 
     ``x``, ``dx``: inputs ``(*shape, N)`` and their gradients (None where none is needed);
-    ``y``, ``dy``: output and its gradient (empty where ``backward`` will not be called);
-    ``params``, ``grads``, ``buffers``: by the suffix of their names, such as ``weight``;
+    ``y``, ``dy``: output and its gradient (``y`` itself where ``backward`` will not be called);
+    ``params``, ``grads``, ``buffers``: by the suffix of their names, such as ``weight``; a frozen
+    operation has no ``grads``;
     ``memory(name, shape, dtype)``: working memory of the operation's own, kept between calls;
     the shape is complete, N included, and dtype None means the device's.
     """

@@ -22,7 +22,8 @@ class Linear(Function):
 
     def backward(self) -> None:
         t = self.t
-        np.matmul(t.dy, t.x[0].T, out=t.grads["weight"])
+        if "weight" in t.grads:
+            np.matmul(t.dy, t.x[0].T, out=t.grads["weight"])
         if "bias" in t.grads:
             np.sum(t.dy, axis=1, out=t.grads["bias"])
         if t.dx[0] is not None:

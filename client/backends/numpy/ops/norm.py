@@ -37,7 +37,7 @@ class BatchNorm(Function):
         t = self.t
         x, y, centred = _rows(t.x[0], self.channels), _rows(t.y, self.channels), self.centred
         size = x.shape[1]
-        self.of_batch = run.training and size > 1
+        self.of_batch = run.training and size > 1 and not self.op.frozen
         if self.of_batch:
             mean = x.mean(axis=1)
             np.subtract(x, mean[:, None], out=centred)

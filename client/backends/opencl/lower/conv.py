@@ -54,7 +54,8 @@ def forward(node: Node, low: Lowering) -> None:
 
 def backward(node: Node, low: Lowering) -> None:
     """dw and db, then dx."""
-    _weight_grad(node, low)
+    if node.op.trained:
+        _weight_grad(node, low)
     if node.inputs[0] in low.graph.needs_grad:
         _input_grad(node, low)
 

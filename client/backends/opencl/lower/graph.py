@@ -81,9 +81,9 @@ def build_graph(segment: Segment, fusable: Mapping[type[Layer], Fusable]) -> Gra
     _join_gates(nodes, fusable)
     first = same_as.get(segment.input, segment.input)
     last = same_as.get(segment.output, segment.output)
-    needs_grad = set() if segment.is_first else {first}
+    needs_grad = {first} if segment.needs_input_grad else set()
     for node in nodes:
-        if node.op.params or needs_grad.intersection(node.inputs):
+        if node.op.trained or needs_grad.intersection(node.inputs):
             needs_grad.add(node.output)
     return Graph(segment, tuple(nodes), first, last, frozenset(needs_grad))
 

@@ -46,18 +46,23 @@ def forward(node: Node, low: Lowering) -> None:
 
 def backward(node: Node, low: Lowering) -> None:
     """dW = dYᵀ·X with db = sums of dY; dX = dY·W."""
+    if node.op.trained:
+        _weight_grad(node, low)
+    if node.inputs[0] in low.graph.needs_grad:
+        _input_grad(node, low)
+
+
+def _weight_grad(node: Node, low: Lowering) -> None:
     weight, *bias = node.op.params
     outputs, inputs = weight.shape
     vectors = -(-inputs // low.target.vector)
-    local = (1, 1) if low.target.kind == "cpu" else (low.target.group, 1)
-    dy = low.grad(node.output)
     t = tile(MANY, MANY, low.target.accumulators, row_load=0.5)
     low.launch(
         node,
         "gemm",
         "gemm",
         [
-            dy,
+            low.grad(node.output),
             low.value(node.inputs[0]),
             *(low.param_grad(b) for b in bias),
             low.param_grad(weight),
@@ -66,20 +71,24 @@ def backward(node: Node, low: Lowering) -> None:
             Symbol.COUNT,
         ],
         lambda count: (-(-vectors // t.columns), -(-outputs // t.rows)),
-        local,
+        _local(low),
         backward=True,
         defines={"TM": t.rows, "TN": t.columns, "A_TRANS": 1, "ROW_SUM": len(bias)},
         variant=f"outer {t}",
     )
-    if node.inputs[0] not in low.graph.needs_grad:
-        return
+
+
+def _input_grad(node: Node, low: Lowering) -> None:
+    weight, *_ = node.op.params
+    outputs, inputs = weight.shape
+    vectors = -(-inputs // low.target.vector)
     dx, accumulate = low.add_to_grad(node.inputs[0])
-    u = tile(low.capacity, MANY, low.target.accumulators, row_load=1.0)
+    t = tile(low.capacity, MANY, low.target.accumulators, row_load=1.0)
     rows_first = low.target.kind == "cpu"
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),
-        "TM": u.rows,
-        "TN": u.columns,
+        "TM": t.rows,
+        "TN": t.columns,
         "GATE": int(node.gates),
         "ACCUMULATE": int(accumulate),
     }
@@ -88,7 +97,7 @@ def backward(node: Node, low: Lowering) -> None:
         "gemm",
         "gemm",
         [
-            dy,
+            low.grad(node.output),
             low.param(weight),
             *([low.value(node.inputs[0])] if node.gates else []),
             dx,
@@ -96,12 +105,16 @@ def backward(node: Node, low: Lowering) -> None:
             inputs,
             outputs,
         ],
-        lambda count: _order(-(-vectors // u.columns), -(-count // u.rows), rows_first),
-        local,
+        lambda count: _order(-(-vectors // t.columns), -(-count // t.rows), rows_first),
+        _local(low),
         backward=True,
         defines=defines,
-        variant=f"outer {u}",
+        variant=f"outer {t}",
     )
+
+
+def _local(low: Lowering) -> tuple[int, int]:
+    return (1, 1) if low.target.kind == "cpu" else (low.target.group, 1)
 
 
 def _order(columns: int, rows: int, rows_first: bool) -> tuple[int, int]:

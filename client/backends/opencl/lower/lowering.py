@@ -72,7 +72,8 @@ class Lowering:
         return At(Memory.PARAMS, self.graph.segment.place(param))
 
     def param_grad(self, param: Param) -> At:
-        return At(Memory.GRADS, self.graph.segment.place(param))
+        """Of a trained parameter."""
+        return At(Memory.GRADS, self.graph.segment.grad_place(param))
 
     # -- launches ------------------------------------------------------------------------------
     def launch(

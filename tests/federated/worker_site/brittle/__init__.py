@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import Backend, Device, DeviceData, DeviceInfo, Hyper, Program
+from client.backends.base import (
+    DEFAULT_RECIPE,
+    Backend,
+    Device,
+    DeviceData,
+    DeviceInfo,
+    Hyper,
+    Program,
+    Recipe,
+)
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.program import NumpyProgram
 from client.errors import DeviceError
@@ -66,9 +75,9 @@ class BrittleDevice(NumpyDevice):
         count("load")
         return super().load(x, y)
 
-    def compile(self, segment: Segment, capacity: int) -> Program:
+    def compile(self, segment: Segment, capacity: int, recipe: Recipe = DEFAULT_RECIPE) -> Program:
         count("compile")
-        return BrittleProgram(segment, capacity, self.dtype, self.traffic)
+        return BrittleProgram(segment, capacity, recipe, self.dtype, self.traffic)
 
 
 class BrittleBackend(Backend):

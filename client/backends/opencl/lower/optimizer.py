@@ -1,0 +1,118 @@
+"""The update: the gradients' norm where it is limited, and the optimizer's step.
+
+Gradients, round start and optimizer state hold the trained runs of the segment's parameters one
+after the other; an update is one launch for each run: one, unless layers in between are frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from client.backends.base import OptimizerName
+from client.backends.opencl.launch import At, Launch, Memory
+from client.backends.opencl.tiles import Target
+from client.model.graph import Segment
+
+SLACK = 64
+"""Elements after a flat buffer's last: vector loads may reach over its end."""
+
+STATES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
+"""How many numbers an optimizer keeps for each trained parameter."""
+
+MOST_SQUARES = 1024
+"""Vectors of squares that one work-item adds up: longer sums round more."""
+
+
+def flat_elements(segment: Segment) -> int:
+    """Elements of a buffer that holds one number for each trained parameter."""
+    return segment.num_trained + SLACK
+
+
+def clip_elements(segment: Segment, target: Target) -> int:
+    """Elements of the buffer for the factor and the partial sums of squares."""
+    return 1 + sum(_parts(run, target) for run in segment.trained_runs) + SLACK
+
+
+def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
+    """What the gradients are multiplied by, so that their norm is no more than the limit."""
+    launches, at = [], 0
+    for run, offset in _runs(segment):
+        parts, sums = _parts(run, target), At(Memory.CLIP, 1 + at)
+        launches.append(
+            Launch(
+                op="clip",
+                source="optimizer",
+                kernel="clip_squares",
+                args=(
+                    At(Memory.PARAMS, run.start),
+                    At(Memory.GRADS, offset),
+                    At(Memory.ROUND_START, offset),
+                    sums,
+                    run.stop - run.start,
+                    parts,
+                ),
+                items=lambda count, parts=parts: (parts,),  # type: ignore[misc]
+                local=(target.group,),
+                defines=(("VW", target.vector),),
+            )
+        )
+        at += parts
+    if launches:
+        launches.append(
+            Launch(
+                op="clip",
+                source="optimizer",
+                kernel="clip_factor",
+                args=(At(Memory.CLIP, 1), Memory.CLIP, at),
+                items=lambda count: (1,),
+                local=(1,),
+                defines=(("VW", target.vector),),
+            )
+        )
+    return tuple(launches)
+
+
+def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> tuple[Launch, ...]:
+    """One step of the optimizer; what changes from step to step follows ``args``."""
+    launches = []
+    for run, offset in _runs(segment):
+        n = run.stop - run.start
+        vectors = -(-n // target.vector)
+        states = [
+            At(Memory.OPT_STATE, i * flat_elements(segment) + offset)
+            for i in range(STATES[optimizer])
+        ]
+        launches.append(
+            Launch(
+                op="update",
+                source="optimizer",
+                kernel="sgd" if optimizer == "sgd" else "adam",
+                args=(
+                    At(Memory.PARAMS, run.start),
+                    At(Memory.GRADS, offset),
+                    *states,
+                    At(Memory.ROUND_START, offset),
+                    Memory.CLIP,
+                    n,
+                ),
+                items=lambda count, vectors=vectors: (vectors,),  # type: ignore[misc]
+                local=(target.group,),
+                defines=(("VW", target.vector),),
+            )
+        )
+    return tuple(launches)
+
+
+def _runs(segment: Segment) -> Iterator[tuple[slice, int]]:
+    """(run of the parameters, where it begins in the buffers of trained ones)."""
+    at = 0
+    for run in segment.trained_runs:
+        yield run, at
+        at += run.stop - run.start
+
+
+def _parts(run: slice, target: Target) -> int:
+    """Work-items that add up the squares of a run's gradients."""
+    n: int = run.stop - run.start
+    vectors = -(-n // target.vector)
+    return max(1, min(target.busy, vectors), -(-vectors // MOST_SQUARES))
