@@ -108,7 +108,7 @@ def _results(device: Device, program: Program, model: Model, draw: int) -> dict[
     """
     full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
     g = generator("parity", model.digest, draw)
-    x = g.integers(0, 256, (full + part, *model.input.shape), dtype=np.uint8)
+    x = model.input.draw(g, full + part)
     y = g.integers(0, model.num_classes, full + part).astype(np.int32)
     data = device.load(x, y)
     program.begin_epoch(data, g.permutation(full + part).astype(np.int32), full, dropout_key=1)

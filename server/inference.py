@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from client import trainer
 from client.backends.base import Device, Program
 from client.config import DevicesConfig
-from client.data import Dataset, check_against, load_inputs
-from client.errors import DataError, StoreError
+from client.data import Dataset, check_against, check_inputs, load_inputs
+from client.errors import StoreError
 from client.model import Model, build_model
 from client.model.graph import Float32Array
 from client.worker.devices import Devices
@@ -90,11 +90,7 @@ def evaluate(trained: Trained, dataset: Dataset, backend: str) -> dict[str, Any]
 def predict(trained: Trained, source: str, backend: str) -> list[tuple[int, int, float]]:
     """(example, class, probability) of each example of a data set, labelled or not."""
     x = load_inputs(source)
-    if x.shape[1:] != trained.model.input.shape:
-        raise DataError(
-            f"{source}: x: found examples of shape {x.shape[1:]}, "
-            f"the model {trained.model.name} needs {trained.model.input.shape}"
-        )
+    check_inputs(x, source, trained.model)
     with opened(trained, backend) as (device, program):
         logits = scores(device, program, x).astype(np.float64)
     e = np.exp(logits - logits.max(1, keepdims=True))

@@ -55,9 +55,16 @@ def _attach(torch: Any, root: Any, name: str, module: Any) -> None:
 def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
     """The PyTorch module for one operation (Add, Concat: a function, without a name)."""
     nn, layer, x = torch.nn, op.layer, model.tensors[op.inputs[0]]
+
+    class Tokens(nn.Embedding):  # type: ignore[misc, name-defined]  # torch is untyped here
+        """Takes tokens as floats, as all inputs come."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.long())
+
     match layer:
         case layers.Linear():
-            module = nn.Linear(x[0], layer.out_features, bias=layer.bias)
+            module = nn.Linear(x[-1], layer.out_features, bias=layer.bias)
         case layers.BatchNorm():
             kind = nn.BatchNorm1d if isinstance(layer, layers.BatchNorm1d) else nn.BatchNorm2d
             module = kind(x[0], layer.eps, layer.momentum, layer.affine)
@@ -93,6 +100,12 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
             module = nn.Sigmoid()
         case layers.Tanh():
             module = nn.Tanh()
+        case layers.Embedding():
+            module = Tokens(layer.rows, layer.embedding_dim)
+        case layers.LastStep():
+            return lambda x: x[:, -1]
+        case layers.Transpose():
+            return lambda x: x.transpose(1, 2)
         case layers.Flatten():
             module = nn.Flatten()
         case layers.Dropout():

@@ -24,6 +24,30 @@ def check_examples(x: NDArray[Any], y: Labels) -> LabelsInfo:
     return LabelsInfo.of(y)
 
 
+def largest_token(x: NDArray[Any]) -> int | None:
+    """The largest value of ``x``, where all are whole numbers from 0 on: else None."""
+    if x.ndim != 2 or not x.size:
+        return None
+    if x.dtype != np.uint8 and not (x.min() >= 0 and (x == np.floor(x)).all()):
+        return None
+    largest = float(x.max())
+    return int(largest) if np.isfinite(largest) else None
+
+
+def check_tokens(model: Model, largest: int | None) -> None:
+    """DataError where the model takes tokens and the examples (see largest_token) are none."""
+    vocabulary = model.input.vocabulary
+    if vocabulary is None:
+        return
+    if largest is None:
+        raise DataError(f"x: model '{model.name}' takes tokens: whole numbers from 0 on")
+    if largest >= vocabulary:
+        raise DataError(
+            f"x: found token {largest}, model '{model.name}' has a vocabulary of "
+            f"{vocabulary} (tokens 0 to {vocabulary - 1})"
+        )
+
+
 def check_fit(model: Model, loss: Loss, shape: Shape, labels: LabelsInfo) -> None:
     """DataError where examples of ``shape`` with such labels do not fit model and loss."""
     if shape != model.input.shape:

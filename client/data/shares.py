@@ -10,7 +10,7 @@ from client.config import Experiment
 from client.data.dataset import Dataset
 from client.data.holdout import split_holdout, split_share
 from client.data.partition import partition
-from client.data.sources import check_against, load
+from client.data.sources import load_for
 from client.errors import DataError
 from client.model.graph import Model
 
@@ -35,8 +35,7 @@ class Shares:
 
     @cached_property
     def _split(self) -> tuple[Dataset, Dataset | None]:
-        dataset = load(self._config.source, self._base)
-        check_against(dataset, self._model)
+        dataset = load_for(self._model, self._config.source, self._base)
         if self._config.holdout == 0:
             return dataset, None
         return split_holdout(dataset, self._config.holdout, self._seed)
@@ -65,9 +64,7 @@ class Shares:
 
     def of_file(self, name: str, path: Path) -> NodeData:
         """The examples in the file of the node called ``name``."""
-        dataset = load(str(path))
-        check_against(dataset, self._model)
-        return self._node(name, dataset)
+        return self._node(name, load_for(self._model, str(path)))
 
     def _node(self, name: str, dataset: Dataset) -> NodeData:
         if self._config.node_holdout == 0:

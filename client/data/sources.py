@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from client.data.cifar import is_cifar10, load_cifar10
@@ -71,20 +73,44 @@ def _find(source: str, base: Path | None) -> Path:
     raise DataError(f"data.source: no such file: {places}")
 
 
+def load_for(model: Model, source: str, base: Path | None = None) -> Dataset:
+    """What ``load`` reads, checked against a model; tokens are kept as uint8 where they fit."""
+    dataset = load(source, base)
+    check_against(dataset, model)
+    if model.input.vocabulary is not None and model.input.vocabulary <= 256:
+        return replace(dataset, x=dataset.x.astype(np.uint8, copy=False))
+    return dataset
+
+
 def check_against(dataset: Dataset, model: Model) -> None:
-    """DataError where the examples have another shape than the model's input, or more classes."""
-    found, needed = dataset.x.shape[1:], model.input.shape
-    if found != needed:
-        hint = ""
-        if len(found) == 3 and (found[2], found[0], found[1]) == needed:
-            hint = "; channels come first: use x.transpose(0, 3, 1, 2)"
-        raise DataError(
-            f"{dataset.source}: x: examples have shape {found}, "
-            f"model '{model.name}' needs {needed}{hint}"
-        )
+    """DataError where the examples do not fit the model's input, or have more classes."""
+    check_inputs(dataset.x, dataset.source, model)
     over = (dataset.y >= model.num_classes).nonzero()[0]
     if len(over):
         raise DataError(
             f"{dataset.source}: y: class {dataset.y[over[0]]} at index {over[0]}, "
             f"model '{model.name}' has {model.num_classes} classes (0 to {model.num_classes - 1})"
+        )
+
+
+def check_inputs(x: NDArray[Any], source: str, model: Model) -> None:
+    """DataError where examples have another shape than the model's input, or are not its tokens."""
+    found, needed = x.shape[1:], model.input.shape
+    if found != needed:
+        hint = ""
+        if len(found) == 3 and (found[2], found[0], found[1]) == needed:
+            hint = "; channels come first: use x.transpose(0, 3, 1, 2)"
+        raise DataError(
+            f"{source}: x: examples have shape {found}, model '{model.name}' needs {needed}{hint}"
+        )
+    vocabulary = model.input.vocabulary
+    if vocabulary is None:
+        return
+    bad = np.argwhere((x < 0) | (x >= vocabulary) | (x != np.floor(x)))
+    if len(bad):
+        row, step = (int(i) for i in bad[0])
+        raise DataError(
+            f"{source}: x: found {x[row, step]:g} in row {row} at step {step}, model "
+            f"'{model.name}' takes tokens: whole numbers from 0 to {vocabulary - 1} "
+            f"(input.vocabulary {vocabulary}); {len(bad)} of {x.size} values are none"
         )

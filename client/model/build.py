@@ -23,7 +23,7 @@ from typing import Any
 from client.errors import ConfigError, ModelError, did_you_mean
 from client.fields import check_keys, describe, find_config, join, parse, read_yaml
 from client.model.graph import InputSpec, Model, Op, Param
-from client.model.layers import LAYERS, Add, Concat, Layer, ParamSpec, Shape
+from client.model.layers import LAYERS, Add, Concat, Embedding, Layer, ParamSpec, Shape
 
 
 def load_model(path: Path) -> Model:
@@ -46,7 +46,7 @@ def build_model(value: dict[str, Any], where: str) -> Model:
     if not isinstance(value["name"], str):
         raise ConfigError(f"{join(where, 'name')}: found {describe(value['name'])}, needs text")
     spec = parse(InputSpec, value["input"], join(where, "input"))
-    builder = _Builder(spec.shape)
+    builder = _Builder(spec)
     layers = _list(value["layers"], join(where, "layers"))
     x, names = 0, []
     for i, entry in enumerate(layers):
@@ -66,8 +66,9 @@ def build_model(value: dict[str, Any], where: str) -> Model:
 
 
 class _Builder:
-    def __init__(self, shape: Shape) -> None:
-        self.tensors: list[Shape] = [shape]
+    def __init__(self, spec: InputSpec) -> None:
+        self.vocabulary = spec.vocabulary
+        self.tensors: list[Shape] = [spec.shape]
         self.ops: list[Op] = []
         self.num_params = self.num_buffers = 0  # elements
         self.names: set[str] = set()
@@ -160,6 +161,8 @@ class _Builder:
                 "they must be equal"
             )
         try:
+            if isinstance(layer, Embedding) or (self.vocabulary is not None and 0 in inputs):
+                layer = self.embedding(layer, inputs)
             output = layer.output_shape(shapes[0])
             params = _in_a_row(layer.params(shapes[0]), name, self.num_params)
             buffers = _in_a_row(layer.buffers(shapes[0]), name, self.num_buffers)
@@ -172,11 +175,31 @@ class _Builder:
         self.ops.append(Op(layer, name, len(self.ops), inputs, number, params, block, buffers))
         return number
 
+    def embedding(self, layer: Layer, inputs: tuple[int, ...]) -> Embedding:
+        """The layer that reads the input's tokens, with a row of weights for each of them."""
+        if not isinstance(layer, Embedding):
+            raise ModelError(
+                f"input.vocabulary: tokens go to an embedding layer, found {layer.kind}"
+            )
+        if self.vocabulary is None or inputs != (0,):
+            raise ModelError(
+                "embedding needs tokens: it reads the model's input, which says "
+                "input.vocabulary, the number of different tokens"
+            )
+        rows = layer.num_embeddings or self.vocabulary
+        if rows < self.vocabulary:
+            raise ModelError(
+                f"embedding: num_embeddings: found {rows}, needs at least the input's "
+                f"vocabulary ({self.vocabulary})"
+            )
+        return dataclasses.replace(layer, num_embeddings=rows)
+
 
 def _in_a_row(specs: tuple[ParamSpec, ...], name: str, offset: int) -> tuple[Param, ...]:
     params = []
     for spec in specs:
-        param = Param(f"{name}.{spec.suffix}", spec.shape, offset, spec.fan_in, spec.value)
+        begins = (spec.fan_in, spec.value, spec.normal)
+        param = Param(f"{name}.{spec.suffix}", spec.shape, offset, *begins)
         offset += param.size
         params.append(param)
     return tuple(params)

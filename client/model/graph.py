@@ -26,12 +26,16 @@ from client.model.layers import Layer, Shape
 
 Float32Array = NDArray[np.float32]
 
+MAX_VOCABULARY = 2**24
+"""Tokens become float32, which holds every whole number up to here."""
+
 
 @dataclass(frozen=True)
 class Param:
     """A named view into the model's flat values, of a parameter or a buffer.
 
-    ``offset`` and ``size`` in elements; ``value``, ``fan_in``: how it begins (see ParamSpec).
+    ``offset`` and ``size`` in elements; ``value``, ``fan_in`` and ``normal`` say how it begins (see
+    ParamSpec).
     """
 
     name: str
@@ -39,6 +43,7 @@ class Param:
     offset: int
     fan_in: int = 1
     value: float | None = None
+    normal: bool = False
 
     @property
     def size(self) -> int:
@@ -81,16 +86,20 @@ class InputSpec:
     """What one example looks like, and how raw values become the network's input.
 
     ``x = (raw / scale - mean) / std`` with scale 255 for uint8 data and 1 otherwise; ``mean`` and
-    ``std`` hold one value, or one per channel (the first axis of ``shape``).
+    ``std`` hold one value, or one per channel (the first axis of ``shape``). With a ``vocabulary``
+    an example is ``(steps,)`` tokens, whole numbers from 0 to below it, and x is raw itself.
     """
 
     shape: Shape
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
             raise ModelError(f"shape: needs sizes of at least 1, found {self.shape}")
+        if self.vocabulary is not None:
+            self._check_tokens(self.vocabulary)
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.shape[0]):
                 raise ModelError(
@@ -107,8 +116,31 @@ class InputSpec:
                 "cannot normalise by"
             )
 
+    def _check_tokens(self, vocabulary: int) -> None:
+        if not 1 <= vocabulary <= MAX_VOCABULARY:
+            raise ModelError(
+                f"vocabulary: found {vocabulary}, allowed: 1 to {MAX_VOCABULARY}, "
+                "beyond which float32 does not tell tokens apart"
+            )
+        if len(self.shape) != 1:
+            raise ModelError(f"shape: tokens need one axis, [steps], found {list(self.shape)}")
+        if (self.mean, self.std) != ((0.0,), (1.0,)):
+            raise ModelError("vocabulary: tokens are not normalised: leave mean and std out")
+
+    def draw(self, g: np.random.Generator, n: int) -> NDArray[np.uint8] | Float32Array:
+        """``n`` random raw examples: bytes, or tokens in the type that data sets keep them in."""
+        limit, shape = self.vocabulary or 256, (n, *self.shape)
+        if limit <= 256:
+            return g.integers(0, limit, shape, dtype=np.uint8)
+        return g.integers(0, limit, shape).astype(np.float32)
+
     def affine(self, dtype: np.dtype[np.generic]) -> tuple[Float32Array, Float32Array]:
-        """(factor, shift), one value per channel each: ``x = raw * factor + shift``."""
+        """(factor, shift), one value per channel each: ``x = raw * factor + shift``.
+
+        One value in all where examples are tokens.
+        """
+        if self.vocabulary is not None:
+            return np.ones(1, np.float32), np.zeros(1, np.float32)
         scale = 255.0 if dtype == np.uint8 else 1.0
         mean = np.broadcast_to(np.asarray(self.mean, np.float64), (self.shape[0],))
         std = np.broadcast_to(np.asarray(self.std, np.float64), (self.shape[0],))

@@ -27,9 +27,9 @@ HYPER = Hyper(lr=1e-3, momentum=0.9)
 
 @dataclass(frozen=True)
 class Examples:
-    """Random images (n, *shape) in uint8, labels (n,), and the order in which they are visited."""
+    """Random examples (n, *shape), bytes or tokens, labels (n,), the order of visiting them."""
 
-    x: NDArray[np.uint8]
+    x: NDArray[Any]
     y: NDArray[np.int32]
     order: NDArray[np.int32]
 
@@ -43,7 +43,7 @@ def random_examples(model: Model, batch: int) -> Examples:
     """``NUM_EXAMPLES`` seeded examples of the model's shape; more where one batch needs more."""
     g = generator("bench", SEED)
     n = max(NUM_EXAMPLES, batch)
-    x = g.integers(0, 256, (n, *model.input.shape), dtype=np.uint8)
+    x = model.input.draw(g, n)
     y = g.integers(0, model.num_classes, n).astype(np.int32)
     return Examples(x, y, g.permutation(n).astype(np.int32))
 

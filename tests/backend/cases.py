@@ -58,8 +58,10 @@ class Case:
         g = generator("frozen", self.name)
         n = 2 * self.batch + (self.batch + 1) // 2
         shape = (n, *self.model.input.shape)
-        if self.dtype == "uint8":
-            x: NDArray[Any] = g.integers(0, 256, shape, np.uint8)
+        if self.model.input.vocabulary is not None:
+            x: NDArray[Any] = self.model.input.draw(g, n).astype(self.dtype)
+        elif self.dtype == "uint8":
+            x = g.integers(0, 256, shape, np.uint8)
         else:
             x = g.normal(size=shape).astype(np.float32)
         y = g.integers(0, self.model.num_classes, n).astype(np.int32)
@@ -457,6 +459,35 @@ CASES = (
             *END,
         ),
         33,
+    ),
+    Case(
+        "embedding_floats",
+        {"shape": [7], "vocabulary": 33},
+        (
+            {"type": "embedding", "embedding_dim": 5},
+            linear(17),
+            "relu",
+            "last_step",
+            linear(5),
+        ),
+        5,
+        hypers=("momentum", "clip"),
+    ),
+    Case(
+        "embedding_bytes",
+        {"shape": [9], "vocabulary": 65},
+        (
+            {"type": "embedding", "embedding_dim": 33, "num_embeddings": 70},
+            "tanh",
+            "transpose",
+            linear(2, bias=False),
+            "relu",
+            "transpose",
+            "flatten",
+            linear(5),
+        ),
+        31,
+        dtype="uint8",
     ),
     Case(
         "bytes_one_channel",

@@ -47,7 +47,9 @@ def examples(
     g = np.random.default_rng(seed)
     shape = (n, *model.input.shape)
     x: NDArray[Any] = g.normal(size=shape).astype(np.float32)
-    if dtype == "uint8":
+    if model.input.vocabulary is not None:
+        x = model.input.draw(g, n)
+    elif dtype == "uint8":
         x = g.integers(0, 256, shape, np.uint8)
     return x, g.integers(0, model.num_classes, n).astype(np.int32)
 

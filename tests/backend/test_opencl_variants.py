@@ -49,6 +49,8 @@ SHAPES = (
     "activations_image",
     "activations_residual",
     "bytes_channels",
+    "embedding_floats",
+    "embedding_bytes",
 )
 """Cases with strides, dilation, padding, overlapping and gapping windows, several channels."""
 

@@ -387,6 +387,21 @@ def test_unfit_data_is_refused(device: Device, x: np.ndarray, y: list[int], mess
     program.release()
 
 
+@pytest.mark.parametrize("bad", [5.0, -1.0, 1.5, np.nan, np.inf])
+def test_what_is_no_token_is_refused(device: Device, bad: float) -> None:
+    """Kernels read the weights' rows by token: none may lie outside."""
+    layers = [{"type": "embedding", "embedding_dim": 2}, "last_step"]
+    model = network([4], *layers, vocabulary=5)
+    program = device.compile(model.whole, 2)
+    program.upload(np.zeros(model.num_params, np.float32))
+    x = np.zeros((3, 4), np.float32)
+    x[2, 3] = bad
+    order = np.arange(3, dtype=np.int32)
+    with pytest.raises(DataError, match="token"):
+        program.begin_epoch(device.load(x, np.zeros(3, np.int32)), order, 2, KEY)
+    program.release()
+
+
 @pytest.mark.parametrize(
     "pool",
     [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}],

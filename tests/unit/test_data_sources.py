@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from client.config import DataConfig
-from client.data import Dataset, check_against, load
+from client.data import Dataset, check_against, load, load_for
 from client.errors import DataError, MissingExtraError
 from client.fields import find_config, parse, read_yaml
-from client.model import Model, load_model
+from client.model import Model, build_model, load_model
 
 
 def save(path: Path, n: int = 4) -> Path:
@@ -139,6 +139,33 @@ def test_more_classes_than_the_model_has_do_not_fit() -> None:
     check_against(dataset(x, [0, 5, 9]), lenet5())
     with pytest.raises(DataError, match=r"y: class 10 at index 1, .* 10 classes \(0 to 9\)"):
         check_against(dataset(x, [0, 10, 12]), lenet5())
+
+
+def reader() -> Model:
+    embedding = {"type": "embedding", "embedding_dim": 2}
+    layers = [embedding, "flatten", {"type": "linear", "out_features": 2}]
+    mapping = {"name": "reader", "input": {"shape": [3], "vocabulary": 9}, "layers": layers}
+    return build_model(mapping, "reader")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "float32"])
+def test_tokens_of_any_type_are_kept_as_bytes(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "tokens.npz"
+    np.savez(path, x=np.array([[0, 1, 2], [8, 7, 6]], dtype), y=np.array([0, 1]))
+    x = load_for(reader(), str(path)).x
+    assert x.dtype == np.uint8
+    np.testing.assert_array_equal(x, [[0, 1, 2], [8, 7, 6]])
+
+
+@pytest.mark.parametrize(("value", "text"), [(9, "9"), (-1, "-1"), (1.5, "1.5"), (300, "300")])
+def test_what_is_no_token_is_named_by_row_and_step(value: float, text: str) -> None:
+    x = np.zeros((4, 3), np.float32)
+    x[2, 1] = x[3, 0] = value
+    with pytest.raises(
+        DataError,
+        match=rf"some\.npz: x: found {text} in row 2 at step 1, .* 0 to 8 .*; 2 of 12",
+    ):
+        check_against(dataset(x, [0, 1, 1, 0]), reader())
 
 
 @pytest.mark.parametrize("name", ["mnist_dirichlet", "digits_iid"])

@@ -163,6 +163,9 @@ CASES: dict[str, tuple[list[int], Any]] = {
         [5],
         {"type": "concat", "branches": [[{"type": "linear", "out_features": 4}], ["tanh"]]},
     ),
+    "linear_steps": ([4, 5], {"type": "linear", "out_features": 3}),
+    "last_step": ([4, 3], "last_step"),
+    "transpose": ([4, 3], "transpose"),
     "residual": (
         [2, 4, 4],
         {
@@ -253,6 +256,34 @@ def test_gradient_of_a_convolution_in_pieces(name: str, monkeypatch: pytest.Monk
     test_gradient_of_layer(name)
 
 
+def test_gradient_of_embedding() -> None:
+    """It reads tokens, which have no gradient: df/dw for f = Σ dy·y(w), tokens that come twice."""
+    embedding = {"type": "embedding", "embedding_dim": 3, "num_embeddings": 6}
+    mapping = {
+        "name": "embedding",
+        "input": {"shape": [4], "vocabulary": 5},
+        "layers": [embedding, "flatten", {"type": "linear", "out_features": 2}],
+    }
+    model = build_model(mapping, "embedding")
+    segment = Segment(model, 0, 1)
+    program = device().compile(segment, COUNT)
+    g = np.random.default_rng(0)
+    w, dy = g.normal(size=segment.num_params), g.normal(size=(COUNT, 4, 3))
+    program.put_input(np.array([[0.0, 4, 4, 1], [1, 1, 1, 1], [4, 0, 2, 2]]))
+
+    def f(w: Float64) -> float:
+        program.upload(w)
+        program.forward(COUNT)
+        return float(np.sum(dy * program.take_output(COUNT)))
+
+    f(w)
+    program.put_output_grad(dy)
+    program.backward(COUNT)
+    grads = program.read_grads()
+    np.testing.assert_allclose(grads, differences(f, w), rtol=1e-6, atol=1e-7)
+    assert not grads.reshape(6, 3)[[3, 5]].any()
+
+
 def test_gradient_of_the_loss() -> None:
     """Softmax with cross-entropy through a small network, from pixels to the mean loss."""
     conv = {"type": "conv2d", "out_channels": 3, "kernel_size": 3}
@@ -300,7 +331,7 @@ def test_first_of_equal_values_gets_the_gradient() -> None:
 
 def test_every_layer_has_a_function_and_a_gradient_check() -> None:
     assert set(FUNCTIONS) == {*LAYERS.values(), Add, Concat}
-    checked = {name.split("_stride")[0] for name in CASES}
+    checked = {name.split("_stride")[0] for name in CASES} | {"embedding"}
     assert {kind for kind in LAYERS if kind not in checked} == set()
 
 

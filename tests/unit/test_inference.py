@@ -90,7 +90,7 @@ def test_predictions_need_no_labels(trained: Trained, tmp_path: Path) -> None:
 def test_examples_of_another_shape_are_refused(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "wide.npz"
     np.savez(path, x=np.zeros((4, 1, 5, 5), np.uint8), y=np.zeros(4, np.int64))
-    with pytest.raises(DataError, match=r"found examples of shape \(1, 5, 5\)"):
+    with pytest.raises(DataError, match=r"examples have shape \(1, 5, 5\)"):
         inference.predict(trained, str(path), "numpy")
     with pytest.raises(DataError, match=r"examples have shape \(1, 5, 5\)"):
         inference.evaluate(trained, load(str(path)), "numpy")

@@ -397,6 +397,9 @@ def test_initial_parameters() -> None:
         ([{"type": "maxpool2d", "kernel_size": 2, "padding": 2}], ["layers[0]", "padding", "half"]),
         ([{"type": "dropout", "p": 1}], ["layers[0]", "p", "[0, 1)"]),
         ([{"type": "dropout", "p": "x"}], ["layers[0].p", "'x'", "a number"]),
+        (["last_step"], ["layers[0]", "(steps, features)", "(4, 8, 8)"]),
+        (["transpose"], ["layers[0]", "two axes", "(4, 8, 8)"]),
+        ([{"type": "embedding", "embedding_dim": 3}], ["layers[0]", "input.vocabulary"]),
         (["leakyrelu"], ["layers[0].type", "did you mean 'leaky_relu'"]),
         (["batchnorm1d"], ["layers[0]", "(channels,) or (channels, steps)", "(4, 8, 8)"]),
         (["flatten", "batchnorm2d"], ["layers[1]", "(channels, height, width)", "(256,)"]),
@@ -485,3 +488,48 @@ def test_unknown_model_names_the_nearest(tmp_path: Path, monkeypatch: pytest.Mon
         load_model(Path("lenet"))
     (tmp_path / "mlp").mkdir()
     assert load_model(Path("mlp")).name == "mlp"
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+EMBEDDING = {"type": "embedding", "embedding_dim": 3}
+
+
+def tokens(*layers: Any, **spec: Any) -> Model:
+    mapping = {"name": "m", "input": {"shape": [7], "vocabulary": 5, **spec}}
+    return build_model({**mapping, "layers": [*layers, "flatten", LINEAR]}, "m.yaml")
+
+
+LINEAR = {"type": "linear", "out_features": 2}
+
+
+def test_an_embedding_has_a_row_for_each_token() -> None:
+    model = tokens(EMBEDDING, LINEAR, "last_step")
+    assert [(p.name, p.shape) for p in model.params[:3]] == [
+        ("0.weight", (5, 3)), ("1.weight", (2, 3)), ("1.bias", (2,))
+    ]  # fmt: skip
+    assert model.tensors[:4] == ((7,), (7, 3), (7, 2), (2,))
+    assert tokens({**EMBEDDING, "num_embeddings": 9}).params[0].shape == (9, 3)
+    weights = initialise(tokens({**EMBEDDING, "embedding_dim": 1000}), 0)[:5000]
+    assert abs(weights.std() - 1) < 0.05  # as PyTorch's, not as a linear layer's
+
+
+@pytest.mark.parametrize(
+    ("layers", "spec", "parts"),
+    [
+        ([LINEAR], {}, ["layers[0]", "input.vocabulary", "embedding", "found linear"]),
+        ([EMBEDDING, EMBEDDING], {}, ["layers[1]", "reads the model's input"]),
+        ([{**EMBEDDING, "num_embeddings": 4}], {}, ["layers[0]", "found 4", "vocabulary (5)"]),
+        ([EMBEDDING], {"vocabulary": 0}, ["input.vocabulary", "found 0", "16777216"]),
+        ([EMBEDDING], {"shape": [7, 2]}, ["input.shape", "one axis", "[7, 2]"]),
+        ([EMBEDDING], {"mean": [0.5]}, ["input.vocabulary", "leave mean and std out"]),
+    ],
+)
+def test_what_is_said_of_tokens(layers: list[Any], spec: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ModelError) as e:
+        tokens(*layers, **spec)
+    message = str(e.value)
+    assert message.startswith("m.yaml: ")
+    assert "\n" not in message
+    for part in parts:
+        assert part in message

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from client.backends.base import DeviceData
-from client.backends.checks import check_examples, check_fit
+from client.backends.checks import check_examples, check_fit, check_tokens, largest_token
 from client.model.graph import Model
 from client.model.losses import Labels, Loss
 
@@ -19,6 +19,7 @@ class NumpyData(DeviceData):
 
     def __init__(self, x: NDArray[Any], y: Labels) -> None:
         self._labels = check_examples(x, y)
+        self._token = largest_token(x)
         self.x, self.y = x, y
         self.num_examples = len(x)
         self.nbytes = x.nbytes + y.nbytes
@@ -26,6 +27,7 @@ class NumpyData(DeviceData):
     def check(self, model: Model, loss: Loss) -> None:
         """DataError where the examples do not fit model and loss."""
         check_fit(model, loss, self.x.shape[1:], self._labels)
+        check_tokens(model, self._token)
 
     def release(self) -> None:
         self.x, self.y = self.x[:0], self.y[:0]

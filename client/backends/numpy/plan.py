@@ -35,7 +35,10 @@ class Memory:
 
     def poison(self) -> None:
         for buffer in self._buffers.values():
-            buffer.fill(True if buffer.dtype == np.bool_ else np.nan)
+            if buffer.dtype.kind == "i":
+                buffer.fill(np.iinfo(buffer.dtype).min)  # an index that is none
+            else:
+                buffer.fill(True if buffer.dtype == np.bool_ else np.nan)
 
 
 class Plan:

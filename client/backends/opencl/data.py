@@ -9,7 +9,7 @@ import pyopencl as cl
 from numpy.typing import NDArray
 
 from client.backends.base import DeviceData
-from client.backends.checks import check_examples, check_fit
+from client.backends.checks import check_examples, check_fit, check_tokens, largest_token
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.sampling import Sample
 from client.errors import DataError, DeviceError
@@ -38,6 +38,7 @@ class OpenCLData(DeviceData):
     def __init__(self, device: OpenCLDevice, x: NDArray[Any], y: Labels) -> None:
         self._info = check_examples(x, y)
         self.labels = y
+        self._token = largest_token(x)
         if not len(x):
             raise DataError("x: found no examples, needs at least one")
         self._device = device
@@ -69,6 +70,7 @@ class OpenCLData(DeviceData):
         if self.y is None:
             raise ValueError("the data set was released")
         check_fit(model, loss, self.shape, self._info)
+        check_tokens(model, self._token)
 
     def release(self) -> None:
         if self.y is None:

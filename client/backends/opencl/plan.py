@@ -172,8 +172,9 @@ def gather_launches(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> tuple[Lau
 
 def _gather(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> Launch:
     target = plan.target
-    channels, *rest = plan.segment.model.input.shape
-    spatial = int(np.prod(rest, dtype=np.int64))
+    spec = plan.segment.model.input
+    channels = len(spec.affine(dtype)[0])
+    spatial = prod(spec.shape) // channels
     vectors = -(-spatial // target.vector)
     raw = "uchar" if dtype == np.uint8 else "float"
     return Launch(

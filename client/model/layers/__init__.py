@@ -1,8 +1,9 @@
 """Layers: what each computes in shapes, parameters, operations; no arithmetic (backends do that).
 
-Shapes are those of one example, without the batch axis: ``(features,)``, ``(channels, length)`` or
-``(channels, height, width)``. Names of layers, attributes and parameters are PyTorch's, so that
-a model's state can be loaded into the same network built with ``torch.nn`` and back.
+Shapes are those of one example, without the batch axis: ``(features,)``, ``(channels, length)``,
+``(channels, height, width)``, ``(steps,)`` of tokens or ``(steps, features)``. Names of layers,
+attributes and parameters are PyTorch's, so that a model's state can be loaded into the same network
+built with ``torch.nn`` and back.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ from client.model.layers.pooling import (
     MaxPool2d,
     Pool,
 )
+from client.model.layers.sequence import GRU, LSTM, Embedding, LastStep, Transpose
 from client.model.layers.shape import Add, Concat, Flatten
 from client.model.layers.windowed import Window, Windowed
 
 __all__ = [
     "GELU",
+    "GRU",
     "LAYERS",
+    "LSTM",
     "Add",
     "AvgPool1d",
     "AvgPool2d",
@@ -51,6 +55,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Dropout",
+    "Embedding",
     "Flatten",
     "GlobalAvgPool1d",
     "GlobalAvgPool2d",
@@ -59,6 +64,7 @@ __all__ = [
     "GlobalPool",
     "GroupNorm",
     "Hardswish",
+    "LastStep",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
@@ -73,6 +79,7 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "Tanh",
+    "Transpose",
     "Window",
     "Windowed",
 ]
@@ -105,6 +112,9 @@ LAYERS: dict[str, type[Layer]] = {
         Tanh,
         Flatten,
         Dropout,
+        Embedding,
+        LastStep,
+        Transpose,
     )
 }
 """Layers that may be named in YAML by their ``type`` (residual and concat are built of them)."""

@@ -14,13 +14,15 @@ Shape = tuple[int, ...]
 class ParamSpec(NamedTuple):
     """One tensor of a layer, a parameter or a buffer: suffix of its name, shape, how it begins.
 
-    It begins as ``value`` everywhere, or drawn for its ``fan_in`` where there is no value.
+    It begins as ``value`` everywhere, or drawn where there is no value: uniformly for its
+    ``fan_in``, or, with ``normal``, from the standard normal distribution.
     """
 
     suffix: str
     shape: Shape
     fan_in: int = 1
     value: float | None = None
+    normal: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from client.backends.numpy.ops.nonlinear import (
 from client.backends.numpy.ops.norm import BatchNorm, GroupNorm, LayerNorm
 from client.backends.numpy.ops.optimizer import OPTIMIZERS, Optimizer
 from client.backends.numpy.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
+from client.backends.numpy.ops.sequence import Embedding, LastStep, Transpose
 from client.model import layers
 
 FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
@@ -50,6 +51,9 @@ FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
     layers.Dropout: Dropout,
     layers.Add: Add,
     layers.Concat: Concat,
+    layers.Embedding: Embedding,
+    layers.LastStep: LastStep,
+    layers.Transpose: Transpose,
 }
 
 __all__ = [

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from client.backends.base import require_layers
-from client.backends.opencl.lower import concat, conv, linear, nonlinear, pointwise, pool
+from client.backends.opencl.lower import (
+    concat,
+    conv,
+    linear,
+    nonlinear,
+    pointwise,
+    pool,
+    sequence,
+)
 from client.backends.opencl.lower.graph import Fusable, Node, build_graph
 from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.tiles import Target
@@ -19,16 +27,19 @@ from client.model.layers import (
     Conv1d,
     Conv2d,
     Dropout,
+    Embedding,
     Flatten,
     GlobalAvgPool1d,
     GlobalAvgPool2d,
     GlobalMaxPool1d,
     GlobalMaxPool2d,
+    LastStep,
     Layer,
     Linear,
     MaxPool1d,
     MaxPool2d,
     ReLU,
+    Transpose,
 )
 
 Lower = Callable[[Node, Lowering], None]
@@ -61,6 +72,9 @@ FAMILIES: dict[type[Layer], Family] = {
     Dropout: Family(pointwise.dropout_forward, pointwise.dropout_backward, Fusable(gate=True)),
     Add: Family(pointwise.add_forward, pointwise.add_backward, Fusable(relu=True)),
     Concat: Family(concat.forward, concat.backward, Fusable(relu=True)),
+    Embedding: Family(sequence.embedding_forward, sequence.embedding_backward, Fusable()),
+    LastStep: Family(sequence.last_step_forward, sequence.last_step_backward, Fusable()),
+    Transpose: Family(sequence.transpose_forward, sequence.transpose_backward, Fusable()),
     **{
         layer: Family(nonlinear.forward, nonlinear.backward, Fusable(gate=True))
         for layer in nonlinear.LAYERS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import Define, Symbol
+from client.backends.opencl.launch import Define, PerCount
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.tiles import tile
@@ -12,10 +12,11 @@ MANY = 1000
 
 
 def forward(node: Node, low: Lowering) -> None:
-    """Y = X·Wᵀ + b, perhaps with a ReLU."""
+    """Y = X·Wᵀ + b, perhaps with a ReLU; of a sequence each step is a row."""
     weight, *bias = node.op.params
     outputs, inputs = weight.shape
-    t = tile(low.capacity, MANY, low.target.accumulators, row_load=1.0)
+    steps = low.graph.elements(node.output) // outputs
+    t = tile(low.capacity * steps, MANY, low.target.accumulators, row_load=1.0)
     low.launch(
         node,
         "gemm",
@@ -26,11 +27,11 @@ def forward(node: Node, low: Lowering) -> None:
             int(node.relu),
             *(low.param(b) for b in bias),
             low.value(node.output),
-            Symbol.COUNT,
+            PerCount(steps),
             outputs,
             inputs,
         ],
-        lambda count: (-(-count // t.rows), -(-outputs // t.columns)),
+        lambda count: (-(-count * steps // t.rows), -(-outputs // t.columns)),
         (1, 1) if low.target.kind == "cpu" else (8, low.target.group // 8),
         backward=False,
         defines={
@@ -55,6 +56,7 @@ def backward(node: Node, low: Lowering) -> None:
 def _weight_grad(node: Node, low: Lowering) -> None:
     weight, *bias = node.op.params
     outputs, inputs = weight.shape
+    steps = low.graph.elements(node.output) // outputs
     vectors = -(-inputs // low.target.vector)
     t = tile(MANY, MANY, low.target.accumulators, row_load=0.5)
     low.launch(
@@ -68,7 +70,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
             low.param_grad(weight),
             outputs,
             inputs,
-            Symbol.COUNT,
+            PerCount(steps),
         ],
         lambda count: (-(-vectors // t.columns), -(-outputs // t.rows)),
         _local(low),
@@ -81,9 +83,10 @@ def _weight_grad(node: Node, low: Lowering) -> None:
 def _input_grad(node: Node, low: Lowering) -> None:
     weight, *_ = node.op.params
     outputs, inputs = weight.shape
+    steps = low.graph.elements(node.output) // outputs
     vectors = -(-inputs // low.target.vector)
     dx, accumulate = low.add_to_grad(node.inputs[0])
-    t = tile(low.capacity, MANY, low.target.accumulators, row_load=1.0)
+    t = tile(low.capacity * steps, MANY, low.target.accumulators, row_load=1.0)
     rows_first = low.target.kind == "cpu"
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),
@@ -101,11 +104,11 @@ def _input_grad(node: Node, low: Lowering) -> None:
             low.param(weight),
             *([low.value(node.inputs[0])] if node.gates else []),
             dx,
-            Symbol.COUNT,
+            PerCount(steps),
             inputs,
             outputs,
         ],
-        lambda count: _order(-(-vectors // t.columns), -(-count // t.rows), rows_first),
+        lambda count: _order(-(-vectors // t.columns), -(-count * steps // t.rows), rows_first),
         _local(low),
         backward=True,
         defines=defines,
