@@ -41,9 +41,14 @@ Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
 BackendName = Annotated[str, typer.Option("--backend", help="numpy or opencl.")]
 
 
-BatchSizes = Annotated[
-    list[str] | None, typer.Option("--batch", help="Sizes, as in 1,32. By default 1,8,32,128.")
+ModelNames = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="Model files or shipped ones, as in mlp,lenet5. All shipped."),
 ]
+BatchSizes = Annotated[
+    list[str] | None, typer.Option("--batch", help="As in 1,32. train: 1,8,32,128; kernels: 32.")
+]
+WithPeer = Annotated[bool, typer.Option(help="PyTorch beside it (extra: peer).")]
 BackendNames = Annotated[
     list[str] | None, typer.Option("--backend", help="As in numpy,opencl; all that work here.")
 ]
@@ -357,14 +362,11 @@ def data_split(
 
 @bench_app.command("train")
 def bench_train(
-    models: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="Model files or shipped ones, as in mlp,lenet5; all shipped."),
-    ] = None,
+    models: ModelNames = None,
     batches: BatchSizes = None,
     backends: BackendNames = None,
     groups: Annotated[int, typer.Option(min=1, help="Interleaved timings per figure.")] = 15,
-    peer: Annotated[bool, typer.Option(help="PyTorch beside it (extra: peer).")] = True,
+    peer: WithPeer = True,
     as_json: Json = False,
 ) -> None:
     """Time a training step of each model and backend against PyTorch on the CPU."""
@@ -386,3 +388,25 @@ def bench_train(
         "summary": [summary.to_json() for summary in summaries],
     }
     _finish(value, as_json)
+
+
+@bench_app.command("kernels")
+def bench_kernels(
+    models: ModelNames = None,
+    batches: BatchSizes = None,
+    backends: BackendNames = None,
+    peer: WithPeer = True,
+    as_json: Json = False,
+) -> None:
+    """Time each kernel of each model's training step against what the device can do."""
+    from server.bench import kernels
+
+    report = kernels.bench_kernels(
+        listed(models) or shipped_names("models"),
+        batch_sizes(batches) or [32],
+        listed(backends) or None,
+        peer,
+        console.console(stderr=True).print,
+    )
+    console.console().print(kernels.render(report))
+    _finish(report.to_json(), as_json)

@@ -190,6 +190,50 @@ class Traffic:
         )
 
 
+Part = Literal["gather", "forward", "loss", "backward", "update"]
+"""The parts of a training step, in order."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a sampled training step: what it was, its least work, what it took.
+
+    ``op``: name of the operation in the model, else the part; ``flops``: arithmetic by the layer's
+    count, 0 where none is counted; ``nbytes``: the least that passes to and from memory, each
+    tensor once. ``busy`` as in Traffic.
+    """
+
+    op: str
+    part: Part
+    kernel: str
+    variant: str
+    busy: Literal["compute", "copy", "transfer"]
+    flops: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most that a device does, measured on it: arithmetic a second, bytes a second.
+
+    ``copies``: (bytes read and written, bytes a second) of copies, by size: what fits a cache
+    passes faster than what does not. ``how``: what was timed as arithmetic.
+    """
+
+    flops_per_s: float
+    copies: tuple[tuple[int, float], ...]
+    how: str
+
+    def nbytes_per_s(self, nbytes: int) -> float:
+        """Of the smallest copy that moves at least so many bytes, else of the largest."""
+        return next((speed for size, speed in self.copies if size >= nbytes), self.copies[-1][1])
+
+
+COPY_SIZES = tuple(2**k for k in range(15, 28, 2))
+"""Bytes of the buffers whose copies are timed: from a first-level cache's to beyond all caches."""
+
+
 def require_layers(segment: Segment, known: Collection[type[Layer]], backend: str) -> None:
     """DeviceError where the segment has a layer that a backend does not know."""
     for op in segment.ops:
@@ -303,8 +347,11 @@ class Program(ABC):
         self.update(hyper)
 
     @abstractmethod
-    def sample_next_step(self) -> None:
-        """Time the commands from the next ``gather`` to its ``update`` by events (see Traffic)."""
+    def sample_next_step(self, commands: list[Command] | None = None) -> None:
+        """Time the commands from the next ``gather`` to its ``update`` by events (see Traffic).
+
+        To ``commands`` they are also added one by one, at the latest when ``finish`` returns.
+        """
 
     # -- boundaries, and what tests and the parity gate read (all wait) -------------------------
     @abstractmethod
@@ -362,6 +409,10 @@ class Device(ABC):
     @abstractmethod
     def compile(self, segment: Segment, capacity: int, recipe: Recipe = DEFAULT_RECIPE) -> Program:
         """A program for batches of up to ``capacity``; DeviceError if it does not fit or build."""
+
+    @abstractmethod
+    def measure_peaks(self) -> Peaks:
+        """Time what this device does best: some seconds, nothing else running."""
 
     @abstractmethod
     def throttle(self, limit_s: float) -> None:

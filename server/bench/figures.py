@@ -131,15 +131,17 @@ def training_flops(model: Model) -> int:
     """Operations of one example's training step in layers with parameters; a multiply-add is two.
 
     Forward, gradient of the weights and gradient of the input cost the same each; the gradient of
-    the network's own input is not computed, so that a layer which reads it has two of the three.
+    the network's own input is not computed, so that a layer which reads it has two of the three,
+    nor are gradients of frozen weights, nor of what lies below the first trained layer.
     """
     with_grad: set[int] = set()  # tensors whose gradient is computed
     total = 0
     for op in model.ops:
         passes_on = op.inputs[0] in with_grad
         if op.params:
-            total += op.layer.flops(model.tensors[op.inputs[0]]) * (3 if passes_on else 2)
-        if op.params or any(i in with_grad for i in op.inputs):
+            passes = 1 + op.trained + passes_on
+            total += op.layer.flops(model.tensors[op.inputs[0]]) * passes
+        if op.trained or any(i in with_grad for i in op.inputs):
             with_grad.add(op.output)
     return total
 

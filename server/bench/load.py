@@ -7,9 +7,15 @@ the share of processor time that others had meanwhile.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
+
+BUSY_SHARE = 0.05
+"""From this share of processor time taken by others on, a figure is called doubtful."""
+
+log = logging.getLogger(__name__)
 
 
 class Load:
@@ -32,6 +38,18 @@ class Load:
         others_s = (busy_s - self._busy_s) - (_own_s() - self._own_s)
         available_s = (time.perf_counter() - self._begin_s) * len(os.sched_getaffinity(0))
         return min(max(others_s / available_s, 0.0), 1.0)
+
+    def warn(self, what: str) -> float | None:
+        """The share of others; a warning that ``what`` was measured on a busy machine."""
+        share = self.others_share()
+        if share is not None and share >= BUSY_SHARE:
+            log.warning(
+                "%s: other processes took %.0f%% of the processors meanwhile: "
+                "the figures are doubtful; measure again on a quiet machine",
+                what,
+                100 * share,
+            )
+        return share
 
     def _busy(self) -> float | None:
         try:

@@ -30,9 +30,6 @@ GROUPS = 15
 SAMPLED_STEPS = 20
 PEAK_STEPS = 2
 
-BUSY_SHARE = 0.05
-"""From this share of processor time taken by others on, a figure is called doubtful."""
-
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "POCL_MAX_PTHREAD_COUNT")
 
 
@@ -150,15 +147,7 @@ def _compare(
         runs.append(peer.steps.run)
     load = Load()
     times = measure.interleaved(runs, groups)
-    others = load.others_share()
-    if others is not None and others >= BUSY_SHARE:
-        log.warning(
-            "%s, batch %d: other processes took %.0f%% of the processors meanwhile: "
-            "the figures are doubtful; measure again on a quiet machine",
-            model.name,
-            batch,
-            100 * others,
-        )
+    others = load.warn(f"{model.name}, batch {batch}")
     torch_s = times.pop() if peer is not None else None
     return [
         make_row(model, batch, rival, peer, ours_s, torch_s, others)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import Device, DeviceData, Hyper, Program, Traffic
+from client.backends.base import Command, Device, DeviceData, Hyper, Program, Traffic
 from client.errors import MissingExtraError
 from client.model import Model, initialise
 from client.random import generator
@@ -68,6 +68,16 @@ class OurSteps:
             self._one()
         self.device.finish()
 
+    def commands(self, steps: int) -> list[Command]:
+        """The commands of ``steps`` steps in order, each with the time that it took."""
+        found: list[Command] = []
+        for _ in range(steps):
+            self.program.sample_next_step(found)
+            self._one()
+        self.device.finish()
+        self.program.read_metrics()
+        return found
+
     def sample(self, steps: int) -> Traffic:
         """Device-busy time and bytes of ``steps`` steps whose commands are timed one by one."""
         before = replace(self.device.traffic)
@@ -97,7 +107,8 @@ class TorchSteps:
         self._torch, self._examples, self._batch = torch, examples, batch
         self.net: Any = twin(model)
         named = model.views(initialise(model, SEED))
-        self.net.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in named.items()})
+        own = {k: torch.from_numpy(v.copy()) for k, v in named.items()}
+        self.net.load_state_dict({**self.net.state_dict(), **own})  # counters stay PyTorch's
         self.net.train()
         self._x = torch.from_numpy(examples.x)
         self._y = torch.from_numpy(examples.y).long()
@@ -113,16 +124,27 @@ class TorchSteps:
 
     def run(self, steps: int) -> None:
         """``steps`` training steps; PyTorch's CPU computes at once, so that none is left over."""
-        cross_entropy = self._torch.nn.functional.cross_entropy
         for _ in range(steps):
-            start, count = self._examples.batch(self._step, self._batch)
-            index = self._order[start : start + count]
-            x = self._x.index_select(0, index).float().mul_(self._factor).add_(self._shift)
-            y = self._y.index_select(0, index)
-            self._sgd.zero_grad(set_to_none=True)
-            cross_entropy(self.net(x), y).backward()
-            self._sgd.step()
+            x, y = self.gather()
+            self.drop_grads()
+            self.loss(self.net(x), y).backward()
+            self.update()
             self._step += 1
+
+    def gather(self) -> tuple[Any, Any]:
+        """The batch of the step: input, labels."""
+        start, count = self._examples.batch(self._step, self._batch)
+        index = self._order[start : start + count]
+        x = self._x.index_select(0, index).float().mul_(self._factor).add_(self._shift)
+        return x, self._y.index_select(0, index)
+
+    def loss(self, logits: Any, y: Any) -> Any:
+        """Mean cross-entropy."""
+        return self._torch.nn.functional.cross_entropy(logits, y)
+
+    def update(self) -> None:
+        """The optimizer's step, by the gradients that are there."""
+        self._sgd.step()
 
     def drop_grads(self) -> None:
         """Free the gradients, as each step does at its beginning."""

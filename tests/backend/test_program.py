@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 
 from client import parity
-from client.backends.base import Device, Hyper, Metrics
+from client.backends.base import Command, Device, Hyper, Metrics
 from client.errors import DataError
 from client.model import Model, Segment
+from server.bench.figures import training_flops
 from tests.backend.harness import (
     KEY,
     Subject,
@@ -437,6 +440,54 @@ def test_sampled_steps_are_timed(device: Device, subject: Subject) -> None:
     assert spent.compute_s > 0
     assert spent.copy_s > 0  # the gather
     assert spent.transfer_s == spent.upload_nbytes == 0  # the data is resident
+
+
+def test_commands_of_sampled_steps_are_told_one_by_one(device: Device, subject: Subject) -> None:
+    """As many as planned, in the order of the step, with the arithmetic that the model counts."""
+    subject.reset()
+    device.finish()
+    before = type(device.traffic)(**vars(device.traffic))
+    found: list[Command] = []
+    for wanted in (found, None, found):
+        subject.program.sample_next_step(wanted)
+        subject.program.step(0, BATCH, MOMENTUM)
+    device.finish()
+    subject.program.read_metrics()
+    spent = device.traffic.since(before)
+    assert spent.sampled_steps == 3
+    assert len(found) == 2 * subject.program.usage.launches
+    first, second = found[: len(found) // 2], found[len(found) // 2 :]
+    assert [replace(c, seconds=0) for c in first] == [replace(c, seconds=0) for c in second]
+    parts = list(dict.fromkeys(c.part for c in first))
+    assert parts == ["gather", "forward", "loss", "backward", "update"]
+    trained = {op.name for op in subject.model.ops if op.params}
+    products = sum(c.flops for c in first if c.op in trained)
+    counted = training_flops(subject.model) * BATCH
+    assert counted <= products < 1.02 * counted  # the gradient of a ReLU may be joined to a layer
+    assert all(c.seconds > 0 for c in found)
+    assert sum(c.seconds for c in found) <= spent.compute_s + spent.copy_s
+    gather, update = first[0], first[-1]
+    inputs_nbytes = 4 * BATCH * prod(subject.model.input.shape)
+    assert 2 * inputs_nbytes <= gather.nbytes < 2.1 * inputs_nbytes
+    assert update.nbytes == 5 * 4 * subject.model.num_params
+
+
+def test_peaks_are_above_what_a_step_does(device: Device, subject: Subject) -> None:
+    peaks = device.measure_peaks()
+    assert peaks.how
+    sizes = [size for size, _ in peaks.copies]
+    assert sizes == sorted(sizes)
+    assert peaks.nbytes_per_s(1) == peaks.copies[0][1]
+    assert peaks.nbytes_per_s(2**40) == peaks.copies[-1][1]
+    found: list[Command] = []
+    subject.reset()
+    for _ in range(5):
+        subject.program.sample_next_step(found)
+        subject.program.step(0, BATCH, MOMENTUM)
+    device.finish()
+    subject.program.read_metrics()
+    flops = sum(c.flops for c in found) / sum(c.seconds for c in found)
+    assert 0 < flops < 2 * peaks.flops_per_s  # twice: the clock of a shared machine moves
 
 
 def test_usage_is_told(subject: Subject) -> None:

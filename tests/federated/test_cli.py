@@ -259,6 +259,17 @@ def test_bench_train(experiment: Path, capsys: Text, monkeypatch: pytest.MonkeyP
     assert found == [("small", 2, None), ("small", 3, None)]
 
 
+def test_bench_kernels(experiment: Path, capsys: Text) -> None:
+    Path("own.yaml").write_text(yaml.safe_dump(fakes.MODEL))
+    arguments = ["--model", "own.yaml", "--batch", "2", "--backend", "numpy", "--no-peer"]
+    capsys.readouterr()
+    assert run(["bench", "kernels", *arguments, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert_documented("bench kernels", value)
+    assert {row["torch_ms"] for row in value["rows"]} == {None}
+    assert [peak["backend"] for peak in value["peaks"]] == ["numpy"]
+
+
 def test_the_version_is_told(capsys: Text) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"pocketfed {__version__}\n"

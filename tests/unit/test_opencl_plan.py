@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import kernels as kernel_sources
 from client.backends.opencl.launch import fitted, rounded
 from client.backends.opencl.plan import SegmentPlan, gather_launches, plan_segment
 from client.backends.opencl.tiles import Tile, target_of, tile
+from client.fields import shipped_names
 from client.model import Model, Segment, build_model, load_model
+from client.model.layers import Conv, Linear
 
 CPU = target_of("cpu", 16)
 
@@ -48,6 +51,25 @@ def test_launches_of_a_step(name: str, launches: int) -> None:
     plan = plan_segment(load_model(Path(name)).whole, 32, CPU)
     assert plan.step_launches == launches
     assert not any(k.startswith(("relu", "copy")) for k in kernels(plan)), "all ReLUs are joined"
+
+
+@pytest.mark.parametrize("name", shipped_names("models"))
+def test_launches_of_products_carry_their_arithmetic(name: str) -> None:
+    """Forward, gradient of the weights, and, but for the network's input, of the input."""
+    model = load_model(Path(name))
+    plan = plan_segment(model.whole, 32, CPU)
+    found: dict[str, int] = {}
+    for launch in (*plan.forward, *plan.backward):
+        found[launch.op] = found.get(launch.op, 0) + launch.flops
+    with_grad: set[int] = set()
+    for op in model.ops:
+        if isinstance(op.layer, Linear | Conv):
+            passes = 3 if op.inputs[0] in with_grad else 2
+            extra = prod(model.tensors[op.output])  # the gradient of a joined ReLU, on its own
+            least = passes * op.layer.flops(model.tensors[op.inputs[0]])
+            assert found[op.name] in (least, least + extra), op.name
+        if op.params or with_grad.intersection(op.inputs):
+            with_grad.add(op.output)
 
 
 def test_relu_joins_both_neighbours_and_flatten_is_nothing() -> None:

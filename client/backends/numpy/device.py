@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from client.backends.base import (
+    COPY_SIZES,
     DEFAULT_RECIPE,
     Backend,
     Device,
     DeviceData,
     DeviceInfo,
+    Peaks,
     Program,
     Recipe,
     Traffic,
@@ -25,6 +30,9 @@ from client.backends.numpy.program import NumpyProgram
 from client.errors import DeviceError
 from client.model.graph import Segment
 from client.model.losses import Labels
+
+PEAK_SIZE = 1024
+PEAK_REPEATS = 5
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -54,6 +62,18 @@ class NumpyDevice(Device):
                 f"{self.info.name}: model '{segment.model.name}' with batches of {capacity}: "
                 f"{e or 'not enough memory'}; choose a smaller train.batch"
             ) from None
+
+    def measure_peaks(self) -> Peaks:
+        """A large matrix product in BLAS, and copies by one thread, as numpy copies."""
+        a, b = (np.ones((PEAK_SIZE, PEAK_SIZE), self.dtype) for _ in range(2))
+        c = np.empty_like(a)
+        product_s = _shortest_s(partial(np.matmul, a, b, out=c))
+        copies = []
+        for nbytes in COPY_SIZES:
+            x = np.ones(nbytes, np.uint8)
+            copies.append((2 * nbytes, 2 * nbytes / _shortest_s(partial(np.copyto, x.copy(), x))))
+        how = f"matmul of {PEAK_SIZE}x{PEAK_SIZE}"
+        return Peaks(2 * PEAK_SIZE**3 / product_s, tuple(copies), how)
 
     def throttle(self, limit_s: float) -> None:
         """Nothing is ever in flight."""
@@ -86,6 +106,15 @@ class NumpyBackend(Backend):
 
     def open(self, info: DeviceInfo) -> Device:
         return NumpyDevice(info)
+
+
+def _shortest_s(work: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(PEAK_REPEATS):
+        began = perf_counter()
+        work()
+        taken.append(perf_counter() - began)
+    return min(taken)
 
 
 def _cpu_name() -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.backends.base import (
+    Command,
     DeviceData,
     Hyper,
     Metrics,
@@ -30,6 +31,7 @@ from client.backends.numpy.ops import (
     Run,
 )
 from client.backends.numpy.plan import Memory, Plan
+from client.backends.numpy.work import command_of, single
 from client.model.graph import Segment
 from client.model.losses import Labels
 
@@ -53,6 +55,8 @@ class NumpyProgram(Program):
         self._traffic = traffic
         self._sampling = False
         self._sample_next = False
+        self._commands: list[Command] | None = None
+        self._commands_next: list[Command] | None = None
         self._values = np.zeros(segment.num_values, dtype)  # parameters, then buffers
         self._grads = np.zeros(segment.num_trained, dtype)
         self._optimizer = self._make_optimizer()
@@ -110,6 +114,8 @@ class NumpyProgram(Program):
         if self._data is None:
             raise RuntimeError("gather before begin_epoch")
         self._sampling, self._sample_next = self._sample_next, False
+        self._commands, self._commands_next = self._commands_next, None
+        began = perf_counter()
         with self._timed("copy_s"):
             rows = self._order[start : start + count]
             self._run.rows = rows
@@ -123,12 +129,19 @@ class NumpyProgram(Program):
                 raw = raw.reshape(count, len(factor), -1).transpose(1, 2, 0)
                 np.multiply(raw, factor[:, None, None], out=x, dtype=self.dtype)
                 np.add(x, shift[:, None, None], out=x)
+        if self._commands is not None:
+            nbytes = raw.nbytes + x.nbytes if self.segment.is_first else 0
+            self._commands.append(single("gather", "copy", nbytes, perf_counter() - began))
 
     def forward(self, count: int, training: bool = True) -> None:
         with self._timed("compute_s"):
             self._run.training = training
+            commands = self._commands
             for function in self._plan(count).forward:
+                began = perf_counter()
                 function.forward(self._run)
+                if commands is not None:
+                    commands.append(command_of(function, "forward", count, perf_counter() - began))
 
     def weight(self, start: int, count: int) -> float:
         if self._data is None:
@@ -136,6 +149,7 @@ class NumpyProgram(Program):
         return self.recipe.loss.weight(self._data.y[self._order[start : start + count]])
 
     def loss(self, count: int, total: float | None = None) -> None:
+        began = perf_counter()
         with self._timed("compute_s"):
             plan, loss = self._plan(count), self.recipe.loss
             if plan.dy is None:
@@ -149,23 +163,36 @@ class NumpyProgram(Program):
                 m.count + new.count,
                 m.weight + new.weight,
             )
+        if self._commands is not None:
+            nbytes = plan.y.nbytes + plan.dy.nbytes
+            self._commands.append(single("loss", "compute", nbytes, perf_counter() - began))
 
     def backward(self, count: int) -> None:
         with self._timed("compute_s"):
+            commands = self._commands
             for function, sums in self._plan(count).backward:
+                began = perf_counter()
                 function.backward()
                 for dx, part in sums:
                     np.add(dx, part, out=dx)
+                if commands is not None:
+                    commands.append(command_of(function, "backward", count, perf_counter() - began))
 
     def update(self, hyper: Hyper) -> None:
+        began = perf_counter()
         with self._timed("compute_s"):
             self._optimizer.update(hyper)
+        if self._commands is not None:
+            # parameters and state both ways, gradients
+            nbytes = (3 + 2 * self._optimizer.states) * self._grads.nbytes
+            self._commands.append(single("update", "compute", nbytes, perf_counter() - began))
+            self._commands = None
         if self._sampling:
             self._traffic.sampled_steps += 1
             self._sampling = False
 
-    def sample_next_step(self) -> None:
-        self._sample_next = True
+    def sample_next_step(self, commands: list[Command] | None = None) -> None:
+        self._sample_next, self._commands_next = True, commands
 
     @contextmanager
     def _timed(self, counter: str) -> Iterator[None]:

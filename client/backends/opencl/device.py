@@ -13,10 +13,12 @@ from client.backends.base import (
     Device,
     DeviceData,
     DeviceInfo,
+    Peaks,
     Program,
     Recipe,
     Traffic,
 )
+from client.backends.opencl import peak
 from client.backends.opencl.allocation import Allocator, Limits
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.data import OpenCLData
@@ -111,6 +113,10 @@ class OpenCLDevice(Device):
         if not fits:
             return "not even one example fits: choose a smaller model or another device"
         return f"the largest batch that fits is {fits}: set train.batch to at most that"
+
+    def measure_peaks(self) -> Peaks:
+        self.finish()
+        return peak.measure(self)
 
     def throttle(self, limit_s: float) -> None:
         self._forget_uploads()

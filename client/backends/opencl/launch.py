@@ -76,7 +76,12 @@ Items = Callable[[int], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. ``op`` and ``variant`` are for messages and records."""
+    """One kernel launch. ``op`` and ``variant`` are for messages and records.
+
+    ``flops``: arithmetic for one example by the layer's count; 0 where none is counted.
+    ``flat_nbytes``: of a kernel that goes over the flat buffers, not over a layer's tensors: the
+    bytes that it reads and writes there.
+    """
 
     op: str
     source: str  # kernels/<source>.cl
@@ -88,6 +93,8 @@ class Launch:
     variant: str = ""
     busy: Literal["compute", "copy"] = "compute"
     mode: Literal["always", "training", "evaluation"] = "always"
+    flops: int = 0
+    flat_nbytes: int = 0
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -33,6 +33,7 @@ class Prepared:
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
     num_args: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Binder:
         limit = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self.device)
         local = fitted(launch.local, min(limit, self.max_group))
         size = rounded(launch.items(count), local)
-        return Prepared(launch, kernel, size, local, len(values))
+        return Prepared(launch, kernel, size, local, len(values), count)
 
     def _values(self, arg: Arg, count: int) -> tuple[cl.Buffer | np.generic, ...]:
         match arg:

@@ -9,13 +9,14 @@ import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
-from client.backends.base import DeviceData, Hyper, Metrics, Program, Usage
+from client.backends.base import Command, DeviceData, Hyper, Metrics, Part, Program, Usage
 from client.backends.opencl.calls import device_error, errors_as_ours
 from client.backends.opencl.data import Feed, OpenCLData, ResidentFeed, StreamFeed
 from client.backends.opencl.launch import Launch, Memory, Slot
 from client.backends.opencl.plan import SegmentPlan, gather_launches
 from client.backends.opencl.prepare import Binder, Prepared
 from client.backends.opencl.sampling import Sample
+from client.backends.opencl.work import describe
 from client.model.graph import Float32Array
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class OpenCLProgram(Program):
         self._affine: list[cl.Buffer] = []
         self._rows: NDArray[np.int32] = np.empty(0, np.int32)
         self._batch = self._order_length = 0
-        self._sample_next = False
+        self._next_sample: Sample | None = None
         self._sample: Sample | None = None
         try:
             for memory, nbytes in plan.nbytes.items():
@@ -228,7 +229,7 @@ class OpenCLProgram(Program):
                 if chunk_start >= 0:
                     kernel.set_arg(place + 1, np.int32(chunk_start))
                     kernel.set_arg(place + 2, buffer)
-        event = self._run(gather, wait_for)
+        event = self._run("gather", gather, wait_for)
         assert event is not None
         self._feed.gathered(start, count, event, self._sample)
 
@@ -263,7 +264,7 @@ class OpenCLProgram(Program):
         if key not in self._forward:
             mode = "training" if training else "evaluation"
             self._forward[key] = self._bind(self._plan.forward, count, mode)
-        self._run(self._forward[key])
+        self._run("forward", self._forward[key])
 
     def weight(self, start: int, count: int) -> float:
         if self._data is None:
@@ -278,7 +279,7 @@ class OpenCLProgram(Program):
         if total is None:  # with class weights, what the rows weigh is summed on the device
             total = 0.0 if self._plan.class_weights else count * self._plan.predictions
         self._set_loss_scale(count, 1 / total if total else 0.0)
-        self._run(self._loss[count])
+        self._run("loss", self._loss[count])
         self._count += count * self._plan.predictions
 
     def _set_loss_scale(self, count: int, scale: float) -> None:
@@ -292,7 +293,7 @@ class OpenCLProgram(Program):
     def backward(self, count: int) -> None:
         if count not in self._backward:
             self._backward[count] = self._bind(self._plan.backward, count, "training")
-        self._run(self._backward[count])
+        self._run("backward", self._backward[count])
 
     def update(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
@@ -301,8 +302,8 @@ class OpenCLProgram(Program):
         if self.recipe.optimizer != "sgd":
             self._set_adam_scales(hyper)
         if hyper.clip_norm:
-            self._run(self._clip)
-        self._run(self._update)
+            self._run("update", self._clip)
+        self._run("update", self._update)
         if self._sample is not None:
             self._end_sample()
 
@@ -346,7 +347,7 @@ class OpenCLProgram(Program):
                     prepared.kernel.set_arg(i, np.float32(value))
 
     def _run(
-        self, launches: list[Prepared], wait_for: list[cl.Event] | None = None
+        self, part: Part, launches: list[Prepared], wait_for: list[cl.Event] | None = None
     ) -> cl.Event | None:
         """Enqueue; returns the last event."""
         sample = self._sample
@@ -359,7 +360,8 @@ class OpenCLProgram(Program):
                 event = enqueue(queue, p.kernel, p.global_size, p.local_size, wait_for=wait_for)
                 wait_for = None
                 if sample is not None:
-                    sample.add(p.launch.busy, event)
+                    what = self._describe(p, part) if sample.wanted is not None else None
+                    sample.add(p.launch.busy, event, what=what)
         except cl.Error as e:
             assert p is not None
             doing = f"kernel {p.launch.kernel} of {p.launch.op} {p.launch.variant}".strip()
@@ -369,19 +371,23 @@ class OpenCLProgram(Program):
         return event
 
     # -- sampled steps -----------------------------------------------------------------------
-    def sample_next_step(self) -> None:
-        self._sample_next = True
+    def sample_next_step(self, commands: list[Command] | None = None) -> None:
+        self._next_sample = Sample(commands)
+
+    def _describe(self, prepared: Prepared, part: Part) -> Command:
+        itemsize = self._data.dtype.itemsize if self._data is not None else 0
+        return describe(prepared.launch, part, prepared.count, self._plan, itemsize)
 
     def _begin_sample(self) -> None:
         if self._sample is not None:  # a step without an update: not a training step
             self._leave_profiling_queue()
-        if self._sample_next:
-            device, self._sample_next = self._device, False
+        if self._next_sample is not None:
+            device = self._device
             with errors_as_ours(device.info.name, "beginning a timed step"):
                 before = cl.enqueue_marker(device.queue)
                 device.queue.flush()
                 cl.enqueue_barrier(device.profiling_queue, wait_for=[before])
-            self._sample = Sample()
+            self._sample, self._next_sample = self._next_sample, None
 
     def _end_sample(self) -> None:
         assert self._sample is not None

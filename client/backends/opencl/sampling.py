@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyopencl as cl
 
-from client.backends.base import Traffic
+from client.backends.base import Command, Traffic
 
 Busy = Literal["compute", "copy", "transfer"]
 
@@ -17,12 +17,16 @@ class Sample:
     """The commands of one step: kind, event, and which share of it is this step's.
 
     A chunk of streamed data is uploaded for many steps; each has its share of that.
+    ``wanted``: where those that are described go, with the time that they took.
     """
 
-    commands: list[tuple[Busy, cl.Event, float]] = field(default_factory=list)
+    wanted: list[Command] | None = None
+    commands: list[tuple[Busy, cl.Event, float, Command | None]] = field(default_factory=list)
 
-    def add(self, busy: Busy, event: cl.Event, share: float = 1.0) -> None:
-        self.commands.append((busy, event, share))
+    def add(
+        self, busy: Busy, event: cl.Event, share: float = 1.0, what: Command | None = None
+    ) -> None:
+        self.commands.append((busy, event, share, what))
 
 
 class Samples:
@@ -39,9 +43,11 @@ class Samples:
     def read(self) -> None:
         """Add the steps to the traffic; all their commands must be complete."""
         for sample in self._steps:
-            for busy, event, share in sample.commands:
+            for busy, event, share, what in sample.commands:
                 seconds = (event.profile.end - event.profile.start) * 1e-9 * share
                 name = f"{busy}_s"
                 setattr(self._traffic, name, getattr(self._traffic, name) + seconds)
+                if what is not None and sample.wanted is not None:
+                    sample.wanted.append(replace(what, seconds=seconds))
             self._traffic.sampled_steps += 1
         self._steps.clear()

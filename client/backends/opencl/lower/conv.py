@@ -108,6 +108,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
             lambda count: (vectors,),
             (low.target.group,),
             backward=True,
+            flops=0,  # the products are counted above
         )
 
 

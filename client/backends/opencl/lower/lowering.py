@@ -90,8 +90,16 @@ class Lowering:
         variant: str = "",
         busy: Literal["compute", "copy"] = "compute",
         mode: Literal["always", "training", "evaluation"] = "always",
+        flops: int | None = None,
     ) -> None:
-        """Append a launch to the forward or the backward pass."""
+        """Append a launch to the forward or the backward pass.
+
+        ``flops``: arithmetic for one example; by default that of the layer's forward pass, as each
+        of its gradients has too, or none where the kernel only copies.
+        """
+        if flops is None:
+            x = self.graph.segment.model.tensors[node.op.inputs[0]]
+            flops = node.op.layer.flops(x) if busy == "compute" else 0
         every = {"VW": self.target.vector, **(defines or {})}
         launch = Launch(
             op=node.op.name,
@@ -104,6 +112,7 @@ class Lowering:
             variant=variant,
             busy=busy,
             mode=mode,
+            flops=flops,
         )
         (self.backward if backward else self.forward).append(launch)
 

@@ -54,6 +54,7 @@ def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
                 items=lambda count, parts=parts: (parts,),  # type: ignore[misc]
                 local=(target.group,),
                 defines=(("VW", target.vector),),
+                flat_nbytes=4 * 2 * (run.stop - run.start),
             )
         )
         at += parts
@@ -98,6 +99,8 @@ def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> 
                 items=lambda count, vectors=vectors: (vectors,),  # type: ignore[misc]
                 local=(target.group,),
                 defines=(("VW", target.vector),),
+                # parameters and state both ways, gradients; the start with a proximal term alone
+                flat_nbytes=4 * n * (3 + 2 * STATES[optimizer]),
             )
         )
     return tuple(launches)

@@ -54,6 +54,7 @@ def _gate(node: Node, low: Lowering, dx: Slot, *, accumulate: bool) -> None:
         (low.target.group,),
         backward=True,
         defines={"ACCUMULATE": int(accumulate)},
+        flops=low.graph.elements(node.output),  # of the ReLU, whatever layer it is joined to
     )
 
 
