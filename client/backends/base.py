@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, ClassVar, Literal
@@ -443,3 +443,22 @@ class Backend(ABC):
     @abstractmethod
     def open(self, info: DeviceInfo) -> Device:
         """Open one of ``devices()``."""
+
+    def tuning(self, info: DeviceInfo) -> str:
+        """One line: how kernels are chosen for a device. Empty where there is nothing to choose."""
+        return ""
+
+    def tune(
+        self,
+        info: DeviceInfo,
+        models: Sequence[str],
+        batch: int,
+        budget_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        """Measure kernel variants for shipped models or model files, for about so long.
+
+        What is found is kept on this machine and used by whatever is compiled from then on; a
+        further call goes on. DeviceError where the device cannot be tuned.
+        """
+        raise DeviceError(f"{info.name}: the backend {self.name} has nothing to tune")

@@ -168,7 +168,7 @@ def test_variants_depend_on_shapes_and_class_only() -> None:
     plans = [plan_segment(model.whole, 32, target_of("cpu", 16)) for _ in range(2)]
     assert plans[0].variants == plans[1].variants
     assert plans[0].variants != plan_segment(model.whole, 32, target_of("cpu", 4)).variants
-    assert {op for op, _ in plans[0].variants} == {"conv1", "conv2", "fc1", "fc2", "fc3"}
+    assert {op for op, _ in plans[0].variants} == {"all", "conv1", "conv2", "fc1", "fc2", "fc3"}
 
 
 def test_work_groups_shrink_to_a_kernels_limit() -> None:

@@ -7,6 +7,7 @@ free of any device; ``program_cache`` (build), ``program`` (enqueue), ``device``
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from client.backends.base import Backend, Device, DeviceInfo
@@ -31,6 +32,23 @@ class OpenCLBackend(Backend):
             if found == info:
                 return OpenCLDevice(device, info)
         raise DeviceError(f"{info.name} ({info.platform}): the device is no longer there")
+
+    def tuning(self, info: DeviceInfo) -> str:
+        from client.backends.opencl import tiles, tuned
+
+        return tuned.describe(info, tiles.shipped_for(info))
+
+    def tune(
+        self,
+        info: DeviceInfo,
+        models: Sequence[str],
+        batch: int,
+        budget_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        from client.backends.opencl import tuning
+
+        tuning.tune(info, models, batch, budget_s, say)
 
 
 BACKEND = OpenCLBackend()

@@ -18,7 +18,7 @@ from client.backends.base import (
     Recipe,
     Traffic,
 )
-from client.backends.opencl import peak
+from client.backends.opencl import peak, tuned
 from client.backends.opencl.allocation import Allocator, Limits
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.data import OpenCLData
@@ -27,7 +27,7 @@ from client.backends.opencl.program import OpenCLProgram
 from client.backends.opencl.program_cache import ProgramCache, keeps_its_own
 from client.backends.opencl.sampling import Sample, Samples
 from client.backends.opencl.throttle import Throttle
-from client.backends.opencl.tiles import Target, target_of
+from client.backends.opencl.tiles import Target, shipped_target
 from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment
@@ -50,7 +50,8 @@ class OpenCLDevice(Device):
     ) -> None:
         self.info = info
         self.traffic = Traffic()
-        self.target = target or target_of(info.kind, device.native_vector_width_float)
+        self.shipped = target or shipped_target(info, device.native_vector_width_float)
+        self.target = target or tuned.load(info).target(self.shipped)
         with errors_as_ours(info.name, "opening the device"):
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)

@@ -13,6 +13,9 @@ from typing import Literal
 
 Define = str | int
 
+OPTIONS = "-cl-std=CL1.2 -cl-mad-enable"
+"""What all programs are built with."""
+
 
 class Memory(Enum):
     """The buffers of a program, beside the arena's, in which slots lie."""
@@ -78,6 +81,7 @@ Items = Callable[[int], tuple[int, ...]]
 class Launch:
     """One kernel launch. ``op`` and ``variant`` are for messages and records.
 
+    ``choice``: which choice of a tile it depends on, where there is one.
     ``flops``: arithmetic for one example by the layer's count; 0 where none is counted.
     ``flat_nbytes``: of a kernel that goes over the flat buffers, not over a layer's tensors: the
     bytes that it reads and writes there.
@@ -91,6 +95,7 @@ class Launch:
     local: tuple[int, ...]
     defines: tuple[tuple[str, Define], ...] = ()
     variant: str = ""
+    choice: str = ""
     busy: Literal["compute", "copy"] = "compute"
     mode: Literal["always", "training", "evaluation"] = "always"
     flops: int = 0

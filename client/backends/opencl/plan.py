@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -21,7 +21,7 @@ from client.backends.opencl.lower.optimizer import (
     lower_update,
 )
 from client.backends.opencl.memory import Arena, live_ranges, plan_arena
-from client.backends.opencl.tiles import Target
+from client.backends.opencl.tiles import Cover, Target
 from client.model.graph import Segment
 from client.model.losses import CrossEntropy
 
@@ -48,6 +48,7 @@ class SegmentPlan:
     input_grad: Slot | None
     output_grad: Slot | None
     zeros: int
+    choices: Mapping[str, Cover]  # of tiles, by name: what can be tuned
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -83,7 +84,9 @@ class SegmentPlan:
 
     @property
     def variants(self) -> tuple[tuple[str, str], ...]:
-        return tuple((launch.op, launch.variant) for launch in self.launches if launch.variant)
+        """(operation, kernel variant), and first what all kernels are generated for."""
+        chosen = [(launch.op, launch.variant) for launch in self.launches if launch.variant]
+        return (("all", str(self.target)), *chosen)
 
     @property
     def nbytes(self) -> dict[Memory, int]:
@@ -161,6 +164,7 @@ def plan_segment(
         input_grad=input_grad,
         output_grad=output_grad,
         zeros=low.zeros,
+        choices=low.choices,
     )
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 import pyopencl as cl
 
 import kernels
-from client.backends.opencl.launch import Define
+from client.backends.opencl.launch import OPTIONS, Define
 from client.cache import write_atomically
 from client.errors import DeviceError
 
 log = logging.getLogger(__name__)
 
-OPTIONS = "-cl-std=CL1.2 -cl-mad-enable"
 HEADERS: Mapping[str, tuple[str, ...]] = {"dropout": ("common.h", "random.h")}
 """Sources that are put before another one; ``common.h`` alone where nothing is said."""
 

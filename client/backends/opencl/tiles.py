@@ -1,13 +1,18 @@
-"""Which variant of a kernel: register tiles by class of device and by shape, nothing else.
+"""Which variant of a kernel: vectors, work-groups and register tiles, by device and shape.
 
-A pure function, so that equal devices and shapes give equal arithmetic everywhere.
+What was measured on the device (see ``tuned``) comes first, then what is shipped: for the device,
+its vendor, its class. Pure functions, so that equal devices and shapes give equal arithmetic
+everywhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
+
+from client.backends.base import DeviceInfo
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,8 @@ class Target:
 
     ``vector``: floats in a vector; ``accumulators``: vectors of sums that fit a work-item's
     registers; ``group``: work-items in a work-group of small items; ``busy``: work-items that keep
-    the device busy.
+    the device busy; ``tiles``: rows and columns of tuned tiles, by the choice's name (see
+    ``Lowering.tile``).
     """
 
     kind: Literal["cpu", "gpu"]
@@ -24,6 +30,10 @@ class Target:
     accumulators: int
     group: int
     busy: int
+    tiles: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"vectors of {self.vector}, {self.accumulators} sums, groups of {self.group}"
 
 
 def target_of(kind: str, native_vector: int) -> Target:
@@ -39,33 +49,86 @@ def target_of(kind: str, native_vector: int) -> Target:
 
 
 @dataclass(frozen=True)
+class Shipped:
+    """Numbers of a target that were measured on a device, for it or for its vendor's others."""
+
+    level: Literal["device", "vendor"]
+    begins: str  # how the device's name, or its vendor's, begins
+    vector: int
+    accumulators: int
+    group: int
+
+
+SHIPPED: tuple[Shipped, ...] = ()
+"""Devices before vendors: the first that fits is taken, and the class where none does."""
+
+
+def _shipped(info: DeviceInfo) -> Shipped | None:
+    names = {"device": info.name, "vendor": info.vendor}
+    return next((s for s in SHIPPED if names[s.level].startswith(s.begins)), None)
+
+
+def shipped_target(info: DeviceInfo, native_vector: int) -> Target:
+    """The target that is shipped for a device, its vendor, or its class."""
+    target = target_of(info.kind, native_vector)
+    found = _shipped(info)
+    if found is None:
+        return target
+    return replace(target, vector=found.vector, accumulators=found.accumulators, group=found.group)
+
+
+def shipped_for(info: DeviceInfo) -> str:
+    """What the shipped target of a device was made for."""
+    found = _shipped(info)
+    return f"the class {info.kind}" if found is None else f"the {found.level} {found.begins}"
+
+
+@dataclass(frozen=True)
 class Tile:
     """Rows and columns (or channels and rows) of sums that one work-item holds."""
 
     rows: int
     columns: int
+    choice: str = field(default="", compare=False)  # which one it was, where it could be tuned
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns}"
 
 
+@dataclass(frozen=True)
+class Cover:
+    """What tiles have to cover: rows x columns, with at most so many sums each.
+
+    A step of a tile costs one for each multiply-add, and so much for what it loads for each row
+    and each column: nothing for a number that is broadcast from the cache.
+    """
+
+    rows: int
+    columns: int
+    accumulators: int
+    row_load: float = 0.0
+    column_load: float = 1.0
+
+    def work(self, t: Tile) -> float:
+        """Cost of all tiles; those over the edge count in full."""
+        tiles = -(-self.rows // t.rows) * -(-self.columns // t.columns)
+        step = t.rows * t.columns + self.row_load * t.rows + self.column_load * t.columns + 1
+        return tiles * step
+
+    def tiles(self, accumulators: int) -> list[Tile]:
+        """All tiles of at most so many sums, the least work first."""
+        rows, columns = (range(1, min(accumulators, n) + 1) for n in (self.rows, self.columns))
+        found = [Tile(r, c) for r, c in product(rows, columns) if r * c <= accumulators]
+        return sorted(found, key=self.work)
+
+    @property
+    def best(self) -> Tile:
+        """The tile with the least work."""
+        return self.tiles(self.accumulators)[0]
+
+
 def tile(
     rows: int, columns: int, accumulators: int, *, row_load: float = 0.0, column_load: float = 1.0
 ) -> Tile:
-    """The tile of at most ``accumulators`` sums that covers rows x columns with the least work.
-
-    A step of a tile costs one for each multiply-add, and so much for what it loads for each row
-    and each column: nothing for a number that is broadcast from the cache. Tiles over the edge
-    count in full.
-    """
-
-    def work(t: Tile) -> float:
-        tiles = -(-rows // t.rows) * -(-columns // t.columns)
-        return tiles * (t.rows * t.columns + row_load * t.rows + column_load * t.columns + 1)
-
-    candidates = [
-        Tile(r, c)
-        for r, c in product(range(1, accumulators + 1), repeat=2)
-        if r * c <= accumulators and r <= rows and c <= columns
-    ]
-    return min(candidates, key=work)
+    """The tile with the least work, see ``Cover``."""
+    return Cover(rows, columns, accumulators, row_load, column_load).best

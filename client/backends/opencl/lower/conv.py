@@ -5,7 +5,7 @@ from __future__ import annotations
 from client.backends.opencl.launch import Define, Memory, Slot, Symbol
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
-from client.backends.opencl.tiles import Tile, tile
+from client.backends.opencl.tiles import Tile
 from client.model.layers import Conv
 
 ZERO_MARGIN = 64
@@ -22,7 +22,7 @@ def forward(node: Node, low: Lowering) -> None:
     shape = _shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["OG"]), int(shape["OH"])
     columns = -(-int(shape["OW"]) // low.target.vector)
-    t = _tile(channels, height, low)
+    t = _tile("conv_forward", shape, channels, height, low)
     low.zeros = max(low.zeros, int(shape["W"]) + 2 * ZERO_MARGIN)
     low.launch(
         node,
@@ -49,6 +49,7 @@ def forward(node: Node, low: Lowering) -> None:
             "RELU": int(node.relu),
         },
         variant=f"direct {t}",
+        choice=t.choice,
     )
 
 
@@ -65,7 +66,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     shape = _shape(node, low)
     outputs, inputs, rows, taps = (int(shape[k]) for k in ("OG", "CG", "KH", "KW"))
     sums = max(1, low.target.accumulators // taps)
-    t = tile(outputs, inputs, sums, row_load=1 / taps)
+    t = low.tile(_choice("conv_wgrad", shape), outputs, inputs, sums, row_load=1 / taps)
     blocks = (rows * -(-inputs // t.columns), int(shape["GROUPS"]) * -(-outputs // t.rows))
     wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
     terms = int(shape["OH"]) * -(-int(shape["OW"]) // low.target.vector)
@@ -97,6 +98,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
             "BIAS": len(bias),
         },
         variant=f"direct {t}x{taps}, {splits} splits",
+        choice=t.choice,
     )
     if splits > 1:
         vectors = -(-size // low.target.vector)
@@ -116,7 +118,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
     shape = _shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["CG"]), int(shape["H"])
     columns = -(-int(shape["W"]) // low.target.vector)
-    t = _tile(channels, height, low)
+    t = _tile("conv_dgrad", shape, channels, height, low)
     low.zeros = max(low.zeros, int(shape["OW"]) + 2 * ZERO_MARGIN)
     dx, accumulate = low.add_to_grad(node.inputs[0])
     low.launch(
@@ -144,12 +146,18 @@ def _input_grad(node: Node, low: Lowering) -> None:
             "ACCUMULATE": int(accumulate),
         },
         variant=f"direct {t}",
+        choice=t.choice,
     )
 
 
-def _tile(channels: int, rows: int, low: Lowering) -> Tile:
+def _tile(kernel: str, shape: dict[str, Define], channels: int, rows: int, low: Lowering) -> Tile:
     """Channels x rows, in two thirds of the registers for sums: the others hold rows and masks."""
-    return tile(channels, rows, low.target.accumulators * 2 // 3, row_load=0.5)
+    sums = low.target.accumulators * 2 // 3
+    return low.tile(_choice(kernel, shape), channels, rows, sums, row_load=0.5)
+
+
+def _choice(kernel: str, shape: dict[str, Define]) -> str:
+    return " ".join([kernel, *(f"{name}{value}" for name, value in shape.items())])
 
 
 def _local(low: Lowering) -> tuple[int, int, int]:

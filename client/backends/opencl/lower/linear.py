@@ -5,7 +5,6 @@ from __future__ import annotations
 from client.backends.opencl.launch import Define, PerCount
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
-from client.backends.opencl.tiles import tile
 
 MANY = 1000
 """Tiles are chosen as for large layers, so that all layers of a model share their programs."""
@@ -16,7 +15,8 @@ def forward(node: Node, low: Lowering) -> None:
     weight, *bias = node.op.params
     outputs, inputs = weight.shape
     steps = low.graph.elements(node.output) // outputs
-    t = tile(low.capacity * steps, MANY, low.target.accumulators, row_load=1.0)
+    rows = low.capacity * steps
+    t = low.tile(f"gemm dot {rows}", rows, MANY, low.target.accumulators, row_load=1.0)
     low.launch(
         node,
         "gemm",
@@ -42,6 +42,7 @@ def forward(node: Node, low: Lowering) -> None:
             "BIAS": len(bias),
         },
         variant=f"dot {t}",
+        choice=t.choice,
     )
 
 
@@ -58,7 +59,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     outputs, inputs = weight.shape
     steps = low.graph.elements(node.output) // outputs
     vectors = -(-inputs // low.target.vector)
-    t = tile(MANY, MANY, low.target.accumulators, row_load=0.5)
+    t = low.tile("gemm outer", MANY, MANY, low.target.accumulators, row_load=0.5)
     low.launch(
         node,
         "gemm",
@@ -77,6 +78,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
         backward=True,
         defines={"TM": t.rows, "TN": t.columns, "A_TRANS": 1, "ROW_SUM": len(bias)},
         variant=f"outer {t}",
+        choice=t.choice,
     )
 
 
@@ -86,7 +88,8 @@ def _input_grad(node: Node, low: Lowering) -> None:
     steps = low.graph.elements(node.output) // outputs
     vectors = -(-inputs // low.target.vector)
     dx, accumulate = low.add_to_grad(node.inputs[0])
-    t = tile(low.capacity * steps, MANY, low.target.accumulators, row_load=1.0)
+    rows = low.capacity * steps
+    t = low.tile(f"gemm outer {rows}", rows, MANY, low.target.accumulators, row_load=1.0)
     rows_first = low.target.kind == "cpu"
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),
@@ -113,6 +116,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
         backward=True,
         defines=defines,
         variant=f"outer {t}",
+        choice=t.choice,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from client.backends.opencl.launch import Arg, At, Define, Items, Launch, Memory, Slot
 from client.backends.opencl.lower.graph import Graph, Node
-from client.backends.opencl.tiles import Target
+from client.backends.opencl.tiles import Cover, Target, Tile
 from client.model.graph import Param
 
 
@@ -22,6 +22,7 @@ class Lowering:
     forward: list[Launch] = field(default_factory=list)
     backward: list[Launch] = field(default_factory=list)
     zeros: int = 0  # elements in the longest row of zeros that a kernel reads
+    choices: dict[str, Cover] = field(default_factory=dict)  # of tiles, by name
     kept: dict[int, Slot] = field(default_factory=dict)  # by op.index: from forward to backward
     _values: dict[int, Slot] = field(default_factory=dict)
     _grads: dict[int, Slot] = field(default_factory=dict)
@@ -75,6 +76,23 @@ class Lowering:
         """Of a trained parameter."""
         return At(Memory.GRADS, self.graph.segment.grad_place(param))
 
+    # -- variants ------------------------------------------------------------------------------
+    def tile(
+        self,
+        choice: str,
+        rows: int,
+        columns: int,
+        accumulators: int,
+        *,
+        row_load: float = 0.0,
+        column_load: float = 1.0,
+    ) -> Tile:
+        """The tile tuned for a kernel at a shape, ``choice``, or else the one with least work."""
+        cover = Cover(rows, columns, accumulators, row_load, column_load)
+        self.choices[choice] = cover
+        tuned = self.target.tiles.get(choice)
+        return replace(cover.best if tuned is None else Tile(*tuned), choice=choice)
+
     # -- launches ------------------------------------------------------------------------------
     def launch(
         self,
@@ -88,6 +106,7 @@ class Lowering:
         backward: bool,
         defines: dict[str, Define] | None = None,
         variant: str = "",
+        choice: str = "",
         busy: Literal["compute", "copy"] = "compute",
         mode: Literal["always", "training", "evaluation"] = "always",
         flops: int | None = None,
@@ -110,6 +129,7 @@ class Lowering:
             local=local,
             defines=tuple(sorted(every.items())),
             variant=variant,
+            choice=choice,
             busy=busy,
             mode=mode,
             flops=flops,
