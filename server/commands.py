@@ -255,6 +255,27 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command()
+def tune(
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="A shipped model or its YAML; mlp, lenet5, femnist_cnn."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="For batches of this size.")] = 32,
+    budget: Annotated[str, typer.Option(help="Time for each device, as 30s or 2m.")] = "30s",
+    as_json: Json = False,
+) -> None:
+    """Measure kernel variants on the devices here; what is faster is used from then on."""
+    from server import tune as tuning
+
+    say = console.console(stderr=True).print
+    rows = tuning.tune(models or [], batch, tuning.seconds(budget), lambda text: say(text))
+    cells = [[row["backend"], row["device"], row["tuning"]] for row in rows]
+    columns = ["backend", "device", "found"]
+    console.console().print(console.table("pocketfed tune", columns, cells, fold=("found",)))
+    _finish({"devices": rows}, as_json)
+
+
+@app.command()
 def model(
     path: Annotated[Path, typer.Argument(help="A model's YAML, or the name of a shipped one.")],
     as_json: Json = False,

@@ -104,6 +104,9 @@ def _devices() -> Iterator[Finding]:
             for remark in info.remarks:
                 text, _, remedy = remark.partition(": ")
                 yield Finding("  remark", "odd", text, remedy)
+            tuning = backend.tuning(info)
+            if tuning:
+                yield Finding("  kernels", "ok", tuning)
             if name == "numpy":
                 continue
             try:

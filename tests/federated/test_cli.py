@@ -246,6 +246,33 @@ def test_doctor_of_a_sick_machine_exits_with_1(
     assert value["healthy"] is False
 
 
+def test_tune(experiment: Path, capsys: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the backend is asked for, and what it says afterwards."""
+    fake = fakes.Fake("alpha")
+    fakes.register(monkeypatch, fake)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(fakes.Fake, "tuning", lambda self, info: f"tuned {len(asked)} times")
+    monkeypatch.setattr(fakes.Fake, "tune", lambda self, *given: asked.append(given[1:4]))
+    Path("own.yaml").write_text(yaml.safe_dump(fakes.MODEL))
+    arguments = ["--model", "own.yaml", "--budget", "2m", "--batch", "8", "--json"]
+    capsys.readouterr()
+    assert run(["tune", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert "tuned 0 times" in err
+    value = json.loads(out.splitlines()[-1])
+    assert_documented("tune", value)
+    assert asked == [([str(Path("own.yaml").absolute())], 8, 120.0)]
+    assert value["devices"][0]["tuning"] == "tuned 1 times"
+
+
+def test_nothing_to_tune(experiment: Path, capsys: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.register(monkeypatch, fakes.Fake("alpha", unavailable="no driver: get one"))
+    assert run(["tune"]) == 1
+    assert "no device here can be tuned: alpha: no driver: get one" in capsys.readouterr().err
+    assert run(["tune", "--budget", "soon"]) == 2
+    assert "needs seconds or minutes" in capsys.readouterr().err
+
+
 def test_bench_train(experiment: Path, capsys: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure_start", lambda *_: Start(cold_s=2.0, warm_s=1.0))
     Path("own.yaml").write_text(yaml.safe_dump(fakes.MODEL))

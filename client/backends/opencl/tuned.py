@@ -34,7 +34,8 @@ class Tuned:
     """Choices for one device, and what they rest on.
 
     ``vector``, ``accumulators``, ``group``: see ``Target``; 0 as long as they are not tuned.
-    ``tiles``: rows and columns by the choice's name. ``measured``: of each variant, its time as a
+    ``tiles``: rows and columns by the choice's name. ``costly``: choices whose launches stood for
+    all kernels while the first three were tuned. ``measured``: of each variant, its time as a
     share of the time of what is shipped. ``failed``: variants that are not tried again, and why.
     """
 
@@ -43,6 +44,7 @@ class Tuned:
     accumulators: int = 0
     group: int = 0
     tiles: dict[str, tuple[int, int]] = field(default_factory=dict)
+    costly: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 

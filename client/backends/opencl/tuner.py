@@ -120,7 +120,11 @@ class Tuner:
         return self._tune_target() and self._tune_tiles()
 
     def _tune_target(self) -> bool:
-        costly = self._choices(self._shipped)[:COSTLY]
+        choices = self._choices(self._shipped)
+        costly = [c for c in choices if c[1] in self._tuned.costly]  # as when tuning began
+        if not costly:
+            costly = choices[:COSTLY]
+            self._tuned.costly = [name for _, name, _ in costly]
         best, best_share = self._shipped, WORTH
         for target in targets(self._shipped):
             shares = []
