@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -31,9 +30,6 @@ FLOWER_SETTINGS = {
 
 STOP_LIMIT_S = 10.0
 """How long a child may take to end in order before it is killed."""
-
-MAX_SOCKET_PATH = 100
-"""Longer paths of Unix sockets are refused by some systems (Linux: above 107 bytes)."""
 
 FURTHER_READING = "For more information"
 """How Flower and httpx begin the line with a page's address."""
@@ -64,12 +60,6 @@ def _direct() -> dict[str, str]:
     hosts = [host for host in given.split(",") if host]
     hosts += [host for host in ("127.0.0.1", "localhost") if host not in hosts]
     return {"no_proxy": ",".join(hosts), "NO_PROXY": ",".join(hosts)}
-
-
-def temporary_home(room: int) -> str:
-    """The folder for a temporary folder in which ``room`` more bytes name a Unix socket."""
-    usual = tempfile.gettempdir()
-    return usual if len(os.fsencode(usual)) + room <= MAX_SOCKET_PATH else "/tmp"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -104,6 +94,7 @@ class Child:
     ) -> None:
         self.name = module.rpartition(".")[2]
         self.log = log
+        self.began_s = time.monotonic()
         empty = home / "empty"
         empty.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:

@@ -11,7 +11,6 @@ when the server does not know it any more. A server that is not there is asked a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import json
 import os
@@ -31,6 +30,7 @@ from client.children import Child, free_port, new_secret
 from client.config import Experiment, apply_setting, load_experiment
 from client.errors import ConfigError, did_you_mean
 from client.fields import find_config, parse, read_yaml
+from client.lock import HeldError, take
 from client.model import build_model
 from client.worker.supervisor import hosted_worker
 
@@ -42,8 +42,14 @@ ANSWER_LIMIT_S = 5.0
 """How long a server may take to say that it is there."""
 
 AGAIN_S = 5.0
-"""Pause before what has ended is started again; a server may hold on to a node's former life for a
-minute and more, and refuse it until then."""
+"""Pause before a SuperNode that has ended is started again; a server may hold on to a node's former
+life for a minute and more, and refuse it until then."""
+
+RUNNER_AGAIN_S, RUNNER_LONGEST_S = 1.0, 60.0
+"""First and longest pause before a runner that has ended is started again."""
+
+STEADY_S = 60.0
+"""A runner that lived as long as this had no trouble with its start."""
 
 Tell = Callable[[str], None]
 
@@ -155,7 +161,7 @@ class _Life:
     def __enter__(self) -> _Life:
         try:
             self._supernode = self._start_supernode()
-            self._runner = self._start_runner()
+            self._runner: Child | None = self._start_runner()
         except BaseException:
             self._stop()
             raise
@@ -167,16 +173,23 @@ class _Life:
     def watch(self) -> str:
         """Returns when the SuperNode has ended, and says why. A runner that ended is replaced."""
         connected, trouble, asked_s = False, "", time.monotonic()
+        pause_s, again_s = 0.0, 0.0
         while self._supernode.exit_code is None:
             time.sleep(POLL_S)
             if not connected and b"SuperNode ID:" in self._log.read_bytes():
                 connected = True
                 self._tell(f"{self._node.name}: connected to {self._node.server}")
-            if self._runner.exit_code is not None:
-                self._tell(f"the runner has ended ({self._runner.how_it_ended()}): started again")
+            if self._runner is None:
+                if time.monotonic() >= again_s:
+                    self._runner = self._start_runner()
+            elif self._runner.exit_code is not None:
+                how = self._runner.how_it_ended()
+                pause_s = pause_after(time.monotonic() - self._runner.began_s, pause_s)
+                again_s = time.monotonic() + pause_s
+                self._tell(f"the runner has ended ({how}): starting again in {pause_s:g} s")
                 self._runner.stop()
                 self._children.remove(self._runner)
-                self._runner = self._start_runner()
+                self._runner = None
             if time.monotonic() - asked_s > ASK_S:
                 trouble, before = _trouble(self._node.server), trouble
                 asked_s = time.monotonic()
@@ -218,6 +231,14 @@ class _Life:
     def _stop(self) -> None:
         for child in reversed(self._children):
             child.stop()
+
+
+def pause_after(lived_s: float, before_s: float) -> float:
+    """How long a runner that lived for ``lived_s`` is not started again, in seconds: twice the
+    pause before, unless it had been steady."""
+    if lived_s >= STEADY_S or before_s == 0:
+        return RUNNER_AGAIN_S
+    return min(RUNNER_LONGEST_S, 2 * before_s)
 
 
 def _config(node: Node, identity: str) -> dict[str, str]:
@@ -270,21 +291,16 @@ def _own(node: Node) -> Iterator[str]:
     """The node's identity, which stays over restarts; one process at a time is this node."""
     with _state_told(node):
         node.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (node.state / "lock").open("a+")
-    with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
+            held = take(node.state / "lock")
+        except HeldError as e:
             raise ConfigError(
-                f"'{node.name}' has joined already (process {lock.read().strip()}, state in "
-                f"{node.state}): join with another --name, or another --state"
+                f"'{node.name}' has joined already (process {e}, state in {node.state}): "
+                "join with another --name, or another --state"
             ) from None
+    with held:
         file = node.state / "identity"
         with _state_told(node):
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
             if not file.is_file():
                 write_atomically(file, uuid4().hex.encode(), 0o600)
             identity = file.read_text()

@@ -11,11 +11,9 @@ model.safetensors   the final model
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import logging
-import os
 import platform
 import sqlite3
 import sys
@@ -30,6 +28,7 @@ import kernels
 from client import __version__
 from client.config import Experiment
 from client.errors import ConfigError, StoreError
+from client.lock import HeldError, take
 from server.files import reason, write_durably
 
 PACKAGES = (
@@ -97,20 +96,12 @@ class RunFolder:
         """Only one process writes a run; StoreError names the one that does."""
         path = self.path / "lock"
         try:
-            file = path.open("a+")
+            held = take(path)
+        except HeldError as e:
+            raise StoreError(f"{self.path}: is being written by process {e}") from None
         except OSError as e:
             raise StoreError(f"{path}: cannot be written: {reason(e)}") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise StoreError(
-                    f"{self.path}: is being written by process {file.read().strip()}"
-                ) from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+        with held:
             yield
 
     def describe(self, experiment: Experiment, versions: dict[str, str]) -> None:

@@ -16,7 +16,6 @@ import re
 import secrets
 import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -26,8 +25,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from client.children import MAX_SOCKET_PATH, temporary_home
 from client.errors import MismatchError, WorkerError
+from client.temporary import MAX_SOCKET_PATH, TemporaryFolder
 from client.worker.protocol import ADDRESS_VARIABLE, TOKEN_KEY, TOKEN_VARIABLE, parts
 from client.worker.protocol.parts import Message
 from client.worker.protocol.worker_pb2 import Answer, Command, Confirmed, Part, Progress
@@ -78,7 +77,13 @@ class Broker:
     """
 
     def __init__(self, address: str | None = None, home: Path | None = None) -> None:
-        self.folder = _new_folder(home)
+        self._temporary: TemporaryFolder | None = None
+        # not a temporary one by choice: those of a node that stays for weeks may be tidied up
+        own = _own_folder(home)
+        if own is None:
+            self._temporary = TemporaryFolder(room=30)
+            own = self._temporary.path
+        self.folder = own
         self.address = address or f"unix:{self.folder / 'broker'}"
         self.jobs: queue.Queue[Job] = queue.Queue(MAX_WAITING)
         self._links: dict[int, WorkerLink] = {}
@@ -96,7 +101,7 @@ class Broker:
         try:
             self._listen()
         except WorkerError:
-            shutil.rmtree(self.folder)
+            self._remove_folder()
             raise
 
     def _listen(self) -> None:
@@ -136,8 +141,14 @@ class Broker:
     def close(self) -> None:
         """Hang up and remove the socket and the token."""
         self._server.stop(grace=0.5).wait()
-        with contextlib.suppress(FileNotFoundError):  # somebody else has tidied up
-            shutil.rmtree(self.folder)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._temporary is not None:
+            self._temporary.remove()
+        else:
+            with contextlib.suppress(FileNotFoundError):  # somebody else has tidied up
+                shutil.rmtree(self.folder)
 
 
 class _TokenGate(grpc.ServerInterceptor):
@@ -239,21 +250,21 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, error: Exceptio
     context.abort(code, str(error))
 
 
-def _new_folder(home: Path | None) -> Path:
-    """An empty folder for socket and token: ``home/broker``, or a temporary one.
+def _own_folder(home: Path | None) -> Path | None:
+    """``home/broker``, empty; None where a socket in it could not be dialled.
 
-    Temporary files of a node that stays for weeks may be tidied up under its feet; but a socket's
-    path must be short, and without letters that mean something in an address.
+    A socket's path must be short, and without letters that mean something in an address.
     """
-    if home is not None:
-        folder = home / "broker"
-        plain = re.fullmatch(r"[A-Za-z0-9/._-]+", str(folder)) is not None
-        if plain and len(f"{folder}/broker") <= MAX_SOCKET_PATH:
-            if folder.exists():  # of a former life that was killed
-                shutil.rmtree(folder)
-            folder.mkdir(mode=0o700)
-            return folder
-    return Path(tempfile.mkdtemp(prefix="pocketfed-", dir=temporary_home(room=30)))
+    if home is None:
+        return None
+    folder = home / "broker"
+    plain = re.fullmatch(r"[A-Za-z0-9/._-]+", str(folder)) is not None
+    if not plain or len(f"{folder}/broker") > MAX_SOCKET_PATH:
+        return None
+    if folder.exists():  # of a former life that was killed
+        shutil.rmtree(folder)
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def _remove_if_stale(path: Path) -> None:

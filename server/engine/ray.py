@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -25,8 +24,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from client import wire
 from client.app import app
-from client.children import environment, signals_as_interrupt, temporary_home
+from client.children import environment, signals_as_interrupt
 from client.errors import MissingExtraError, RoundError
+from client.temporary import TemporaryFolder
 from server.engine.delegate import DelegatingGrid
 
 START_LIMIT_S = 300.0
@@ -152,23 +152,21 @@ def _ray() -> Iterator[None]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray hides GPUs from the nodes
         **environment(),
     }
-    folder = tempfile.TemporaryDirectory(
-        prefix="pocketfed-",
-        dir=temporary_home(room=85),
-        ignore_cleanup_errors=True,  # Ray's processes may write a last line there
-    )
-    with folder as home:
-        empty = Path(home, "empty")
+    with TemporaryFolder(room=85) as folder:
+        empty = folder.path / "empty"
         empty.mkdir()
         with _environment(quiet), contextlib.chdir(empty):
             ray.init(
-                include_dashboard=False, logging_level="ERROR", log_to_driver=False, _temp_dir=home
+                include_dashboard=False,
+                logging_level="ERROR",
+                log_to_driver=False,
+                _temp_dir=str(folder.path),
             )
         try:
             with signals_as_interrupt():  # Ray has taken SIGTERM for itself
                 yield
         except RoundError:
-            for line in _last_words(Path(home)):
+            for line in _last_words(folder.path):
                 log.warning("%s", line)
             raise
         finally:

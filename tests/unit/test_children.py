@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client.children import Child, environment, signals_as_interrupt, temporary_home
+from client.children import Child, environment, signals_as_interrupt
 
 FLOWER_ENDS = """\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode
 \x1b[91mERROR \x1b[0m:     Exit Code: 305
@@ -81,9 +81,3 @@ def test_nohup_keeps_its_meaning() -> None:
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_socket_has_a_short_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, home in (("x", "x"), ("y" * 80, "/tmp")):
-        monkeypatch.setattr("tempfile.tempdir", name)
-        assert temporary_home(room=30) == home

@@ -132,3 +132,11 @@ def test_who_the_node_is_stands_in_a_file_and_on_no_command_line(
         assert file.stat().st_mode & 0o777 == 0o600
         assert str(file) in started[-1]
         assert not any(identity in text for arguments in started for text in arguments)
+
+
+def test_a_runner_that_keeps_ending_is_started_less_and_less_often() -> None:
+    pauses = [0.0]
+    for _ in range(8):
+        pauses.append(join.pause_after(2.0, pauses[-1]))
+    assert pauses[1:] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert join.pause_after(60.0, 60.0) == 1
