@@ -66,7 +66,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of its own, and the backend ``brittle`` in workers."""
     monkeypatch.setenv("POCKETFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOLD", str(tmp_path / "hold"))
-    monkeypatch.setenv("PYTHONPATH", str(HERE / "worker_site"))
+    monkeypatch.setenv("PYTHONPATH", str(HERE / "worker_site"), prepend=os.pathsep)
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
 
 
