@@ -55,7 +55,14 @@ SHAPES = (
 """Cases with strides, dilation, padding, overlapping and gapping windows, several channels."""
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+QUICK = ("gpu", "scalar", "pairs")
+"""The whole conformance suite runs on the target of the CPU at hand, which is one of the others."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(t, marks=() if t in QUICK else pytest.mark.slow) for t in TARGETS],
+)
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     return TARGETS[request.param]
 
