@@ -1,7 +1,7 @@
 """A training step, ours and PyTorch's, over the same examples, parameters and order.
 
-A step is gather, forward, loss, backward, update. On both sides the data set is resident as uint8,
-nothing is read back between steps, and a run of steps ends with one wait.
+A step is gather, forward, loss, backward, update. On both sides the data set is resident as bytes
+(or tokens), nothing is read back between steps, and a run of steps ends with one wait.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from client.backends.base import Command, Device, DeviceData, Hyper, Program, Traffic
 from client.errors import MissingExtraError
 from client.model import Model, initialise
+from client.model.losses import CrossEntropy
 from client.random import generator
 
 NUM_EXAMPLES = 2048
@@ -27,7 +28,7 @@ HYPER = Hyper(lr=1e-3, momentum=0.9)
 
 @dataclass(frozen=True)
 class Examples:
-    """Random examples (n, *shape), bytes or tokens, labels (n,), the order of visiting them."""
+    """Random examples (n, *shape), bytes or tokens, labels (n, …), the order of visiting them."""
 
     x: NDArray[Any]
     y: NDArray[np.int32]
@@ -44,7 +45,8 @@ def random_examples(model: Model, batch: int) -> Examples:
     g = generator("bench", SEED)
     n = max(NUM_EXAMPLES, batch)
     x = model.input.draw(g, n)
-    y = g.integers(0, model.num_classes, n).astype(np.int32)
+    labels = CrossEntropy().labels_shape(model.output_shape)  # one, or one for each step
+    y = g.integers(0, model.num_classes, (n, *labels)).astype(np.int32)
     return Examples(x, y, g.permutation(n).astype(np.int32))
 
 
@@ -113,6 +115,7 @@ class TorchSteps:
         self._x = torch.from_numpy(examples.x)
         self._y = torch.from_numpy(examples.y).long()
         self._order = torch.from_numpy(examples.order).long()
+        self._normalised = model.input.vocabulary is None
         factor, shift = model.input.affine(examples.x.dtype)
         per_channel = (-1, *[1] * (len(model.input.shape) - 1))
         self._factor = torch.from_numpy(factor).reshape(per_channel)
@@ -135,7 +138,9 @@ class TorchSteps:
         """The batch of the step: input, labels."""
         start, count = self._examples.batch(self._step, self._batch)
         index = self._order[start : start + count]
-        x = self._x.index_select(0, index).float().mul_(self._factor).add_(self._shift)
+        x = self._x.index_select(0, index).float()
+        if self._normalised:
+            x.mul_(self._factor).add_(self._shift)
         return x, self._y.index_select(0, index)
 
     def loss(self, logits: Any, y: Any) -> Any:

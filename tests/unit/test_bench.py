@@ -146,6 +146,19 @@ def test_batches_are_whole_and_come_round_again() -> None:
     assert len(workloads.random_examples(load_model(Path("mlp")), batch=5000).x) == 5000
 
 
+def test_examples_are_tokens_and_labels_of_each_step_where_the_model_has_them() -> None:
+    layers = [{"type": "embedding", "embedding_dim": 3}, "last_step"]
+    value = {"name": "m", "input": {"shape": [5], "vocabulary": 7}, "layers": layers}
+    model = build_model(value, "m")
+    assert workloads.random_examples(model, batch=4).y.shape == (workloads.NUM_EXAMPLES,)
+    each_step = replace(model, tensors=(*model.tensors[:-1], (3, 5)))
+    examples = workloads.random_examples(each_step, batch=4)
+    assert examples.x.shape == (workloads.NUM_EXAMPLES, 5)
+    assert set(np.unique(examples.x)) == set(range(7))
+    assert examples.y.shape == (workloads.NUM_EXAMPLES, 5)
+    assert set(np.unique(examples.y)) == set(range(3))
+
+
 @pytest.mark.usefixtures("quick")
 def test_rows_have_the_documented_keys(tiny: str) -> None:
     lines: list[str] = []
