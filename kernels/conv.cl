@@ -39,6 +39,9 @@
 #ifndef TO
 #define TO 4 // output channels in a tile (gradient of the weights)
 #endif
+#ifndef TV
+#define TV KW // taps of a kernel's row in a tile (gradient of the weights)
+#endif
 #ifndef SPLIT
 #define SPLIT 1 // images in one partial sum (gradient of the weights)
 #endif
@@ -114,7 +117,9 @@ __kernel void conv_forward(IN(x), IN(w),
         row[r] = (i >= 0 && i < H) ? x + (plane * H + i) * W : zeros + ZERO_MARGIN;
       }
       const int tap = (c * KH + u) * KW;
+#if KW <= 8 // a longer row of taps stays a loop
 #pragma unroll
+#endif
       for (int v = 0; v < KW; v++) {
         floatv xv[TR];
 #pragma unroll
@@ -188,7 +193,9 @@ __kernel void conv_dgrad(IN(dy), IN(w),
         row[r] = met ? dy + ((image * O + o) * OH + i) * OW : zeros + ZERO_MARGIN;
       }
       __global const float *taps = w + (o * CG * KH + u) * KW;
+#if KW <= 8 // a longer row of taps stays a loop
 #pragma unroll
+#endif
       for (int v = 0; v < KW; v++) {
         floatv dyv[TR];
 #pragma unroll
@@ -226,13 +233,14 @@ __kernel void conv_dgrad(IN(dy), IN(w),
 #endif
 
 #if PASS == 2
-// Work-item (kernel row u and block of TC input channels; group and block of TO output channels;
-// split).
+// Work-item (row u of the kernel, block of TV taps in it, block of TC input channels; group and block
+// of TO output channels; split).
 // Split s sums images [s·SPLIT, (s+1)·SPLIT); its result, weights and then bias, goes to
 // partial + s · (O·CG·KH·KW + BIAS·O), or to the gradients themselves where there is one split.
 __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int out_width,
                          const int count) {
-  const int u = get_global_id(0) % KH, c0 = get_global_id(0) / KH * TC;
+  const int u = get_global_id(0) % KH, v0 = get_global_id(0) / KH % BLOCKS(KW, TV) * TV;
+  const int c0 = get_global_id(0) / KH / BLOCKS(KW, TV) * TC;
   const int group = get_global_id(1) / BLOCKS(OG, TO), split = get_global_id(2);
   const int o0 = get_global_id(1) % BLOCKS(OG, TO) * TO; // in its group, as c0
   const int first = split * SPLIT;
@@ -243,7 +251,7 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
   OPEN_OUT(partial);
   partial += split * (O * CG * TAPS + BIAS * O);
   const int stop = min(first + SPLIT, count);
-  floatv acc[TO][TC][KW];
+  floatv acc[TO][TC][TV];
   int dy_plane[TO], x_plane[TC];
 #pragma unroll
   for (int c = 0; c < TC; c++)
@@ -254,7 +262,7 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
 #pragma unroll
     for (int c = 0; c < TC; c++)
 #pragma unroll
-      for (int v = 0; v < KW; v++)
+      for (int v = 0; v < TV; v++)
         acc[o][c][v] = (floatv)0;
   }
   for (int image = first; image < stop; image++)
@@ -273,8 +281,8 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
         for (int c = 0; c < TC; c++) {
           __global const float *row = x + (image * C * H + x_row) * W + x_plane[c];
 #pragma unroll
-          for (int v = 0; v < KW; v++) {
-            const floatv xv = load_columns(row, j * SW - PL + v * DW, width);
+          for (int v = 0; v < TV; v++) {
+            const floatv xv = load_columns(row, j * SW - PL + (v0 + v) * DW, width);
 #pragma unroll
             for (int o = 0; o < TO; o++)
               acc[o][c][v] += dyv[o] * xv;
@@ -287,9 +295,9 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
 #pragma unroll
     for (int c = 0; c < TC; c++)
 #pragma unroll
-      for (int v = 0; v < KW; v++)
-        if (o0 + o < OG && c0 + c < CG)
-          partial[(((group * OG + o0 + o) * CG + c0 + c) * KH + u) * KW + v] =
+      for (int v = 0; v < TV; v++)
+        if (o0 + o < OG && c0 + c < CG && v0 + v < KW)
+          partial[(((group * OG + o0 + o) * CG + c0 + c) * KH + u) * KW + v0 + v] =
               sum_lanes(acc[o][c][v]);
 #if BIAS
   if (get_global_id(0) == 0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import Define, Memory, Slot, Symbol
+from client.backends.opencl.launch import Define, Memory, Symbol
+from client.backends.opencl.lower import conv1d, partial
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.lower.partial import choice
 from client.backends.opencl.tiles import Tile
 from client.model.layers import Conv
 
@@ -12,12 +14,16 @@ ZERO_MARGIN = 64
 """As in conv.cl: zeros before column 0 of the row of zeros, and as many after its end."""
 
 
-MOST_TERMS = 2048
-"""Numbers that a gradient of a weight adds up one after the other; longer sums round more."""
+MOST_ACROSS = 8
+"""Taps of a kernel's row whose gradients one work-item sums: a longer row is several items'."""
 
 
 def forward(node: Node, low: Lowering) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
+    rows = conv1d.rows_of(node, low)
+    if rows is not None:
+        conv1d.forward(node, low, rows)
+        return
     weight, *bias = node.op.params
     shape = _shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["OG"]), int(shape["OH"])
@@ -38,7 +44,7 @@ def forward(node: Node, low: Lowering) -> None:
             Symbol.COUNT,
         ],
         lambda count: (columns * -(-height // t.columns), groups * -(-channels // t.rows), count),
-        _local(low),
+        partial.local(low),
         backward=False,
         defines={
             **shape,
@@ -55,63 +61,37 @@ def forward(node: Node, low: Lowering) -> None:
 
 def backward(node: Node, low: Lowering) -> None:
     """dw and db, then dx."""
+    rows = conv1d.rows_of(node, low)
     if node.op.trained:
-        _weight_grad(node, low)
+        if rows is None:
+            _weight_grad(node, low)
+        else:
+            conv1d.weight_grad(node, low, rows)
     if node.inputs[0] in low.graph.needs_grad:
-        _input_grad(node, low)
+        if rows is None or rows.stride > 1:
+            _input_grad(node, low)
+        else:
+            conv1d.input_grad(node, low, rows)
 
 
 def _weight_grad(node: Node, low: Lowering) -> None:
-    weight, *bias = node.op.params
     shape = _shape(node, low)
     outputs, inputs, rows, taps = (int(shape[k]) for k in ("OG", "CG", "KH", "KW"))
-    sums = max(1, low.target.accumulators // taps)
-    t = low.tile(_choice("conv_wgrad", shape), outputs, inputs, sums, row_load=1 / taps)
-    blocks = (rows * -(-inputs // t.columns), int(shape["GROUPS"]) * -(-outputs // t.rows))
-    wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
-    terms = int(shape["OH"]) * -(-int(shape["OW"]) // low.target.vector)
-    images = min(-(-low.capacity // wanted), max(1, MOST_TERMS // terms))
-    splits = -(-low.capacity // images)
-    size = weight.size + sum(b.size for b in bias)
-    partial = Slot(f"partial sums of {node.op.name}", splits * size * 4)
-    low.launch(
+    across = min(taps, MOST_ACROSS)  # taps of a row in one work-item
+    sums = max(1, low.target.accumulators // across)
+    t = low.tile(choice("conv_wgrad", shape), outputs, inputs, sums, row_load=1 / across)
+    columns = rows * -(-taps // across) * -(-inputs // t.columns)
+    partial.weight_grad(
         node,
+        low,
         "conv",
-        "conv_wgrad",
-        [
-            low.value(node.inputs[0]),
-            low.grad(node.output),
-            partial if splits > 1 else low.param_grad(weight),
-            int(shape["W"]),
-            int(shape["OW"]),
-            Symbol.COUNT,
-        ],
-        lambda count: (*blocks, splits),
-        _local(low),
-        backward=True,
-        defines={
-            **shape,
-            "PASS": 2,
-            "TO": t.rows,
-            "TC": t.columns,
-            "SPLIT": images,
-            "BIAS": len(bias),
-        },
-        variant=f"direct {t}x{taps}, {splits} splits",
+        widths=(int(shape["W"]), int(shape["OW"])),
+        blocks=(columns, int(shape["GROUPS"]) * -(-outputs // t.rows)),
+        terms=int(shape["OH"]) * -(-int(shape["OW"]) // low.target.vector),
+        defines={**shape, "PASS": 2, "TO": t.rows, "TC": t.columns, "TV": across},
+        variant=f"direct {t}x{across}",
         choice=t.choice,
     )
-    if splits > 1:
-        vectors = -(-size // low.target.vector)
-        low.launch(
-            node,
-            "reduce",
-            "sum_partials",
-            [partial, low.param_grad(weight), splits, size],
-            lambda count: (vectors,),
-            (low.target.group,),
-            backward=True,
-            flops=0,  # the products are counted above
-        )
 
 
 def _input_grad(node: Node, low: Lowering) -> None:
@@ -135,7 +115,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
             Symbol.COUNT,
         ],
         lambda count: (columns * -(-height // t.columns), groups * -(-channels // t.rows), count),
-        _local(low),
+        partial.local(low),
         backward=True,
         defines={
             **shape,
@@ -153,15 +133,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
 def _tile(kernel: str, shape: dict[str, Define], channels: int, rows: int, low: Lowering) -> Tile:
     """Channels x rows, in two thirds of the registers for sums: the others hold rows and masks."""
     sums = low.target.accumulators * 2 // 3
-    return low.tile(_choice(kernel, shape), channels, rows, sums, row_load=0.5)
-
-
-def _choice(kernel: str, shape: dict[str, Define]) -> str:
-    return " ".join([kernel, *(f"{name}{value}" for name, value in shape.items())])
-
-
-def _local(low: Lowering) -> tuple[int, int, int]:
-    return (1, 1, 1) if low.target.kind == "cpu" else (8, low.target.group // 8, 1)
+    return low.tile(choice(kernel, shape), channels, rows, sums, row_load=0.5)
 
 
 def _shape(node: Node, low: Lowering) -> dict[str, Define]:
