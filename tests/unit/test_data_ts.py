@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.config import PartitionConfig
-from client.data import load, packaged, partition
+from client.config import DataConfig, PartitionConfig
+from client.data import load, packaged, partition, split_holdout
 from client.data.ts import load_ts
 from client.errors import DataError, MissingExtraError
+from client.fields import find_config, parse, read_yaml
 
 HEAD = "#A comment: not data\n@problemName Small\n@classLabel true walk rest\n@data\n"
 
@@ -104,6 +105,18 @@ def test_basic_motions() -> None:
     spread = [motions.x[motions.y == c].std() for c in range(4)]
     assert np.argmin(spread) == 0
     assert "aeon" not in sys.modules  # only its files are read
+
+
+@with_aeon
+@pytest.mark.parametrize("name", ["basic_motions", "japanese_vowels"])
+def test_shipped_data_configurations_are_valid_and_load(name: str) -> None:
+    path = find_config(name, "data", Path(), "test")
+    config = parse(DataConfig, read_yaml(path), str(path))
+    found = load(config.source)
+    rest, held_out = split_holdout(found, config.holdout, seed=0)
+    parts = partition(rest.y, rest.columns, config.partition, seed=0)
+    assert sum(len(index) for _, index in parts) + len(held_out) == len(found)
+    assert min(len(index) for _, index in parts) >= 15
 
 
 @with_aeon
