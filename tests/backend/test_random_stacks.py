@@ -51,7 +51,28 @@ CONCAT = st.builds(
 )
 RESIDUAL = st.just({"type": "residual", "body": ["relu", {"type": "dropout", "p": 0.5}]})
 ACTIVATION = st.sampled_from(["relu", "leaky_relu", "gelu", "hardswish"])
-IMAGE_LAYERS = st.one_of(CONV, POOL, CONCAT, RESIDUAL, ACTIVATION)
+# A large eps: of a batch of two values, or of a dead channel, little more than rounding is left.
+BATCH_NORM = st.fixed_dictionaries(
+    {"type": st.just("batchnorm2d"), "eps": st.just(0.1), "affine": st.booleans()}
+)
+GROUP_NORM = st.fixed_dictionaries(
+    {
+        "type": st.just("groupnorm"),
+        "eps": st.just(0.1),
+        "num_groups": st.sampled_from([1, 2, 3, 8]),
+        "affine": st.booleans(),
+    }
+)
+NORM_RESIDUAL = st.fixed_dictionaries(
+    {
+        "type": st.just("residual"),
+        "body": st.tuples(st.sampled_from(["relu", "tanh"]), BATCH_NORM).map(list),
+        "shortcut": st.lists(st.one_of(BATCH_NORM, st.just("relu")), max_size=2),
+    }
+)
+IMAGE_LAYERS = st.one_of(
+    CONV, POOL, CONCAT, RESIDUAL, ACTIVATION, BATCH_NORM, GROUP_NORM, NORM_RESIDUAL
+)
 CONV1D = st.fixed_dictionaries(
     {
         "type": st.just("conv1d"),

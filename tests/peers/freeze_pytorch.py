@@ -1,6 +1,6 @@
 """Compute the results that backends are held against, in PyTorch, and write them to files.
 
-    python tests/peers/freeze_pytorch.py        writes tests/backend/frozen/*.npz
+    python tests/peers/freeze_pytorch.py [NAME ...]     writes tests/backend/frozen/*.npz
 
 Everything is computed in float64 (the reference) and in float32 (the yardstick: see
 tests/tolerance.py) from the same float32 parameters and the same data. The inputs are stored with
@@ -62,7 +62,7 @@ class Peer:
         self.y = torch.from_numpy(y).long()
 
     def load(self, params: NDArray[np.float32]) -> None:
-        """Set all parameters."""
+        """Set all values."""
         named = {k: torch.from_numpy(v.copy()) for k, v in self.model.views(params).items()}
         self.net.load_state_dict(named)
         self.start = {k: v.detach().clone() for k, v in self.net.named_parameters()}
@@ -77,9 +77,10 @@ class Peer:
         return torch.nn.functional.cross_entropy(self.logits, self.y[index])
 
     def flat(self, what: str) -> NDArray[Any]:
-        """Parameters ("data") or gradients ("grad"), flat, in the model's order."""
-        named = dict(self.net.named_parameters())
-        parts = [getattr(named[p.name], what).numpy().ravel() for p in self.model.params]
+        """Values ("data") or the parameters' gradients ("grad"), flat, in the model's order."""
+        named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
+        wanted = self.model.values if what == "data" else self.model.params
+        parts = [getattr(named[p.name], what).numpy().ravel() for p in wanted]
         return np.concatenate(parts).copy()
 
     def train(self, batches: Iterator[NDArray[np.int32]], hyper: Hyper) -> list[float]:
@@ -142,6 +143,7 @@ def freeze_trajectory(t: Trajectory) -> dict[str, Any]:
     for suffix, dtype in PRECISIONS.items():
         peer = Peer(t.model, params, x, y, dtype)
         losses = peer.train(batches(orders, t.batch), t.hyper)
+        peer.net.eval()
         peer.loss(np.arange(len(x), dtype=np.int32))
         logits = peer.logits.detach().numpy()
         result[f"losses{suffix}"] = np.array(losses, logits.dtype)
@@ -149,9 +151,10 @@ def freeze_trajectory(t: Trajectory) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    frozen = {case.path: freeze_case(case) for case in CASES}
-    frozen |= {t.path: freeze_trajectory(t) for t in TRAJECTORIES}
+def main(names: list[str]) -> None:
+    """All of them, or those that are named."""
+    frozen = {case.path: freeze_case(case) for case in CASES if not names or case.name in names}
+    frozen |= {t.path: freeze_trajectory(t) for t in TRAJECTORIES if not names or t.name in names}
     for path, arrays in frozen.items():
         path.parent.mkdir(exist_ok=True)
         np.savez_compressed(path, torch_version=torch.__version__, **arrays)
@@ -160,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -103,10 +103,11 @@ class Plan:
         if self._shares_memory(op, producers.get(x)):
             shape = (*self._segment.model.tensors[y], self._count)
             self._values[y] = self._values[x].reshape(shape)
-            if needs_gradient:
+            if x in self._gradients:
                 self._gradients[y] = self._gradients[x].reshape(shape)
-            return
-        self._values[y] = self._tensor("x", y)
+                return
+        else:
+            self._values[y] = self._tensor("x", y)
         if needs_gradient:
             self._gradients[y] = self._tensor("dx", y)
 

@@ -11,6 +11,7 @@ from client.backends.opencl.lower import (
     conv,
     linear,
     nonlinear,
+    norm,
     pointwise,
     pool,
     sequence,
@@ -23,6 +24,8 @@ from client.model.layers import (
     Add,
     AvgPool1d,
     AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
     Concat,
     Conv1d,
     Conv2d,
@@ -33,8 +36,10 @@ from client.model.layers import (
     GlobalAvgPool2d,
     GlobalMaxPool1d,
     GlobalMaxPool2d,
+    GroupNorm,
     LastStep,
     Layer,
+    LayerNorm,
     Linear,
     MaxPool1d,
     MaxPool2d,
@@ -68,6 +73,16 @@ FAMILIES: dict[type[Layer], Family] = {
         layer: Family(pool.mean_forward, pool.mean_backward, Fusable(gate=True))
         for layer in (AvgPool1d, AvgPool2d, GlobalAvgPool1d, GlobalAvgPool2d)
     },
+    **{
+        layer: Family(
+            norm.batch_forward,
+            norm.batch_backward,
+            Fusable(relu=True, gate=True, add=True, own_gate=True),
+        )
+        for layer in (BatchNorm1d, BatchNorm2d)
+    },
+    GroupNorm: Family(norm.row_forward, norm.row_backward, Fusable(gate=True)),
+    LayerNorm: Family(norm.row_forward, norm.row_backward, Fusable(gate=True)),
     ReLU: Family(pointwise.relu_forward, pointwise.relu_backward, Fusable()),
     Dropout: Family(pointwise.dropout_forward, pointwise.dropout_backward, Fusable(gate=True)),
     Add: Family(pointwise.add_forward, pointwise.add_backward, Fusable(relu=True)),
@@ -92,7 +107,8 @@ def lower(segment: Segment, capacity: int, target: Target) -> Lowering:
     for node in reversed(graph.nodes):
         if node.output not in graph.needs_grad:
             continue
-        if node.relu and not node.gated:
+        family = FAMILIES[type(node.op.layer)]
+        if node.relu and not node.gated and not family.fusable.own_gate:
             pointwise.joined_relu_backward(node, low)
-        FAMILIES[type(node.op.layer)].backward(node, low)
+        family.backward(node, low)
     return low

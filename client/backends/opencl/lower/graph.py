@@ -1,6 +1,8 @@
-"""A segment's operations as the kernels see them: no Flatten, ReLUs joined to their neighbours.
+"""A segment's operations as the kernels see them: no Flatten, neighbours joined.
 
 - Flatten writes nothing: its output is its input under another name.
+- The sum that ends a residual block becomes the end of the kernel that writes one of its terms,
+  where nothing else reads that term; the other term becomes a second input of that kernel.
 - A ReLU whose input has no other reader becomes the end of the kernel that writes that input.
 - A ReLU's backward becomes the end of the kernel that writes the gradient of its output, where
   that output has one reader only: the reader's kernel zeroes what the ReLU had zeroed (``gates``).
@@ -13,21 +15,27 @@ from dataclasses import dataclass
 from math import prod
 
 from client.model.graph import Op, Segment
-from client.model.layers import Flatten, Layer, ReLU
+from client.model.layers import Add, Flatten, Layer, ReLU
 
 
 @dataclass(frozen=True)
 class Fusable:
-    """What a family of kernels can take in: a ReLU after it; the gate of a ReLU before it."""
+    """What a family of kernels can take in: a ReLU after it; the gate of a ReLU before it.
+
+    ``add``: a sum after it. ``own_gate``: its backward begins with the gate of its own ReLU.
+    """
 
     relu: bool = False
     gate: bool = False
+    add: bool = False
+    own_gate: bool = False
 
 
 @dataclass
 class Node:
     """An operation with the tensors it reads and writes (see the module's docstring).
 
+    Inputs after the operation's own are added to its result.
     ``relu``: its kernel ends with a ReLU. ``gates``: its backward multiplies by the derivative of
     the ReLU that wrote its input. ``gated``: the gradient of its output comes multiplied so.
     """
@@ -77,6 +85,7 @@ def build_graph(segment: Segment, fusable: Mapping[type[Layer], Fusable]) -> Gra
             same_as[op.output] = inputs[0]
         else:
             nodes.append(Node(op, inputs, op.output))
+    _join_sums(nodes, fusable)
     _join_relus(nodes, fusable)
     _join_gates(nodes, fusable)
     first = same_as.get(segment.input, segment.input)
@@ -94,6 +103,24 @@ def _uses(nodes: Sequence[Node], tensor: int) -> int:
 
 def _writer(nodes: Sequence[Node], tensor: int) -> Node | None:
     return next((node for node in nodes if node.output == tensor), None)
+
+
+def _join_sums(nodes: list[Node], fusable: Mapping[type[Layer], Fusable]) -> None:
+    for node in list(nodes):
+        if not isinstance(node.op.layer, Add):
+            continue
+        for term, other in (node.inputs, node.inputs[::-1]):
+            before = _writer(nodes, term)
+            if (
+                before is not None
+                and fusable[type(before.op.layer)].add
+                and len(before.inputs) == 1
+                and _uses(nodes, term) == 1
+            ):
+                before.inputs, before.output = (*before.inputs, other), node.output
+                nodes.remove(before)
+                nodes[nodes.index(node)] = before  # the other term may be written in between
+                break
 
 
 def _join_relus(nodes: list[Node], fusable: Mapping[type[Layer], Fusable]) -> None:
