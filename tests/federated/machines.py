@@ -85,6 +85,7 @@ class Program:
             "POCKETFED_CACHE": str(folder / "cache"),
             "XDG_STATE_HOME": str(folder / "state"),
             "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",  # nodes share this machine: threads would wait for each other
             **extra,
         }
         with self.output.open("wb") as out:
@@ -132,14 +133,14 @@ class Program:
         """Remember its children, so that it can be seen whether all have ended."""
         self.seen |= set(descendants(self.pid))
 
-    def ends(self) -> int:
+    def ends(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code, once it has ended, and all its children with it."""
 
         def ended() -> bool:
             self.look()
             return self.process.poll() is not None
 
-        wait_until(ended, LIMIT_S, self.text)
+        wait_until(ended, limit_s, self.text)
         left = lambda: [pid for pid in self.seen if alive(pid)]  # noqa: E731
         wait_until(lambda: not left(), 60, lambda: f"left behind: {left()}")
         return self.process.returncode

@@ -130,15 +130,16 @@ def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) 
     file.write_text(yaml.safe_dump(experiment.to_dict()))
     split(here.folder, file)
     run = here.folder / "run"
-    settings = ("--set", "federation.round_deadline_s=50", "--set", "devices.backend=numpy")
-    server = here.serve("server", "three.yaml", "--out", "run", *settings)
+    settings = ("federation.round_deadline_s=50", "devices.backend=numpy", "train.local_epochs=1")
+    over = [text for setting in settings for text in ("--set", setting)]
+    server = here.serve("server", "three.yaml", "--out", "run", *over)
     late = join(here, 0, 1, 2)[0]
     wait_for_round(server, run, 2)
     number, workers = halt_between_rounds([late])
     late.waits_for(f"round {number}: train: started")
     wait_for_round(server, run, number)
     resume(workers)
-    assert server.ends() == 0, server.text()
+    assert server.ends(900) == 0, server.text()
     rows = {(r.round, r.partition): r for r in node_rounds(run)}
     assert rows[number, "node-0"].status == "late"
     assert rows[number, "node-0"].error == "no reply within federation.round_deadline_s (50 s)"
