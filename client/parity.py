@@ -72,7 +72,7 @@ def compare(program: Program, device: Device, model: Model) -> None:
     """Two steps and an evaluation, on both; ParityError naming what differs first."""
     reference = backends.get("numpy")
     numpy_device = reference.open(reference.devices()[0])
-    numpy_program = numpy_device.compile(model.whole, program.capacity)
+    numpy_program = numpy_device.compile(model.whole, program.capacity, program.recipe)
     try:
         for draw in range(DRAWS):
             try:
@@ -104,14 +104,16 @@ def _results(device: Device, program: Program, model: Model, draw: int) -> dict[
     """Results of training steps on a full batch and a part of one, in the order of computing.
 
     Logits, gradients, loss, what two updates change (a wrong one is small beside the parameters
-    themselves); and then the logits of the full batch in evaluation.
+    themselves); then the logits of the full batch in evaluation; and, of a program that adds up
+    gradients, those of a batch in three slices.
     """
     full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
     g = generator("parity", model.digest, draw)
     x = model.input.draw(g, full + part)
     y = g.integers(0, model.num_classes, full + part).astype(np.int32)
     data = device.load(x, y)
-    program.begin_epoch(data, g.permutation(full + part).astype(np.int32), full, dropout_key=1)
+    order = g.permutation(full + part).astype(np.int32)
+    program.begin_epoch(data, order, full, dropout_key=1)
     params = initialise(model, seed=0)
     result: dict[str, Float32Array] = {}
     for start, count in ((0, full), (full, part)):
@@ -130,6 +132,12 @@ def _results(device: Device, program: Program, model: Model, draw: int) -> dict[
     program.gather(0, full)
     program.forward(full, training=False)
     result[f"logits of a batch of {full} in evaluation"] = program.take_output(full)
+    if program.recipe.accumulates:
+        in_slices = np.concatenate([order, order[:full]])
+        program.begin_epoch(data, in_slices, len(in_slices), dropout_key=1)
+        program.upload(params)
+        program.step(0, len(in_slices), HYPER)
+        result["gradients of a batch in slices"] = program.read_grads().astype(np.float32)
     data.release()
     return result
 

@@ -101,6 +101,7 @@ def train(
 
 def evaluate(program: Program, data: DeviceData, batch: int) -> Metrics:
     """Loss and correct answers of the uploaded parameters over all of ``data``, in its order."""
+    batch = min(batch, program.capacity)
     program.read_metrics()
     program.begin_epoch(data, np.arange(data.num_examples, dtype=np.int32), batch, 0)
     with quiet():

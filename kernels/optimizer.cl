@@ -94,3 +94,14 @@ __kernel void adam(OUT(params), IN(grads), OUT(mean), OUT(squares), IN(round_sta
   const floatv step = (floatv)(m_scale) * m / ((floatv)(s_scale) * sqrt(s) + (floatv)(eps));
   store_first((floatv)(keep) * w - step, params + at, left);
 }
+
+// A batch in slices: to = from, or to += from.
+__kernel void accumulate(IN(from), OUT(to), const int n, const int add) {
+  const int at = get_global_id(0) * VW;
+  if (at >= n)
+    return;
+  OPEN_IN(from);
+  OPEN_OUT(to);
+  const floatv v = LOADV(from + at);
+  store_first(add ? LOADV(to + at) + v : v, to + at, n - at);
+}

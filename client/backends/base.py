@@ -87,10 +87,15 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a program is compiled for beside its segment: the loss, and the kind of optimizer."""
+    """What a program is compiled for beside its segment.
+
+    The loss; the kind of optimizer; whether gradients of slices are added up, so that a batch may
+    be larger than the program's capacity.
+    """
 
     loss: Loss = field(default_factory=CrossEntropy)
     optimizer: OptimizerName = "sgd"
+    accumulates: bool = False
 
 
 DEFAULT_RECIPE = Recipe()
@@ -287,6 +292,8 @@ class Program(ABC):
     ) -> None:
         """Visit ``data`` in ``order`` by batches of ``batch`` from now on.
 
+        At most as large as the program's capacity, unless it accumulates gradients.
+
         A segment in mid-network is given the same data, order and key as the others: dropout
         counts by example, and the last segment needs the labels. DataError where examples or
         labels do not fit the model.
@@ -301,8 +308,8 @@ class Program(ABC):
     def gather(self, start: int, count: int) -> None:
         """Bring examples order[start:start + count] in: normalised input, labels.
 
-        ``start`` is a multiple of the epoch's ``batch``, ``count`` at most ``batch``. Input is
-        gathered by a first segment, labels by a last one.
+        They lie within one of the epoch's batches. Input is gathered by a first segment, labels
+        by a last one.
         """
 
     @abstractmethod
@@ -338,12 +345,33 @@ class Program(ABC):
     def update(self, hyper: Hyper) -> None:
         """One step of the recipe's optimizer on all trained parameters."""
 
+    @abstractmethod
+    def accumulate(self, first: bool, last: bool) -> None:
+        """Add the gradients of the last backward to those of the batch's earlier slices.
+
+        To be called after each slice of a batch of two or more (see ``Recipe``); after the last
+        one, the gradients are those of the whole batch.
+        """
+
     def step(self, start: int, count: int, hyper: Hyper) -> None:
-        """gather, forward, loss, backward, update: a training step of a whole network."""
-        self.gather(start, count)
-        self.forward(count)
-        self.loss(count)
-        self.backward(count)
+        """gather, forward, loss, backward, update: a training step of a whole network.
+
+        A batch larger than the program's capacity goes through it in slices (micro-batches).
+        """
+        if count <= self.capacity:
+            self.gather(start, count)
+            self.forward(count)
+            self.loss(count)
+            self.backward(count)
+        else:
+            total = self.weight(start, count)
+            for at in range(0, count, self.capacity):
+                rows = min(self.capacity, count - at)
+                self.gather(start + at, rows)
+                self.forward(rows)
+                self.loss(rows, total)
+                self.backward(rows)
+                self.accumulate(first=at == 0, last=at + rows == count)
         self.update(hyper)
 
     @abstractmethod
@@ -413,6 +441,13 @@ class Device(ABC):
     @abstractmethod
     def measure_peaks(self) -> Peaks:
         """Time what this device does best: some seconds, nothing else running."""
+
+    @abstractmethod
+    def largest_batch(self, segment: Segment, at_most: int, recipe: Recipe) -> int:
+        """The largest capacity up to ``at_most`` that fits now, and leaves room for data.
+
+        0 where not even one example fits. By planning alone: nothing is built or allocated.
+        """
 
     @abstractmethod
     def throttle(self, limit_s: float) -> None:

@@ -170,6 +170,11 @@ class Model:
         return tuple(buffer for op in self.ops for buffer in op.buffers)
 
     @property
+    def batch_layers(self) -> tuple[str, ...]:
+        """Names of layers in which, in training, an example's result depends on the others'."""
+        return tuple(op.name for op in self.ops if op.layer.uses_batch and not op.frozen)
+
+    @property
     def values(self) -> tuple[Param, ...]:
         """Parameters, then buffers: all that lies in the flat values."""
         return self.params + self.buffers

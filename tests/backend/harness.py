@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from client.backends import get, names
-from client.backends.base import Device, DeviceData, Hyper, Program
+from client.backends.base import DEFAULT_RECIPE, Device, DeviceData, Hyper, Program, Recipe
 from client.backends.numpy.device import NumpyDevice
 from client.errors import DeviceError
 from client.model import Model, build_model, initialise
@@ -65,13 +65,15 @@ class Subject:
         x: NDArray[Any],
         y: NDArray[np.int32],
         params: NDArray[np.float32] | None = None,
+        recipe: Recipe = DEFAULT_RECIPE,
+        batch: int | None = None,
     ) -> None:
         self.device, self.model = device, model
         self.params = initialise(model, seed=0) if params is None else params
-        self.program: Program = device.compile(model.whole, capacity)
+        self.program: Program = device.compile(model.whole, capacity, recipe)
         self.data: DeviceData = device.load(x, y)
         self.capacity = capacity
-        self.reset()
+        self.reset(batch=batch)
 
     def reset(self, order: NDArray[np.int32] | None = None, batch: int | None = None) -> None:
         """Parameters as at the start; the epoch's order, by default that of the data."""

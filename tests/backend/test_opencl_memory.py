@@ -330,7 +330,7 @@ def subject(model: Model) -> Iterator[Subject]:
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
-        (lambda s: s.program.gather(3, 2), "visited by batches of 6"),
+        (lambda s: s.program.gather(3, 4), "visited by batches of 6"),
         (lambda s: s.program.gather(72, 4), "order of 75"),
         (lambda s: s.program.forward(7), "1 to 6"),
         (lambda s: s.program.upload(np.zeros(3, np.float32)), "shape"),

@@ -36,6 +36,9 @@ PEAK_REPEATS = 5
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
+ROOM_FOR_DATA = 0.25
+"""Of this machine's memory, so much is left for data where a batch is made to fit."""
+
 
 class NumpyDevice(Device):
     """Computes at once, in the caller's thread (matrix products in BLAS's threads).
@@ -74,6 +77,14 @@ class NumpyDevice(Device):
             copies.append((2 * nbytes, 2 * nbytes / _shortest_s(partial(np.copyto, x.copy(), x))))
         how = f"matmul of {PEAK_SIZE}x{PEAK_SIZE}"
         return Peaks(2 * PEAK_SIZE**3 / product_s, tuple(copies), how)
+
+    def largest_batch(self, segment: Segment, at_most: int, recipe: Recipe) -> int:
+        """From programs for one and two examples: memory grows evenly with the batch."""
+        one, two = (self.compile(segment, n, recipe).nbytes for n in (1, 2))
+        room = int((1 - ROOM_FOR_DATA) * self.info.global_mem_nbytes)
+        if not self.info.global_mem_nbytes or two == one:
+            return at_most
+        return max(0, min(at_most, 1 + (room - one) // (two - one)))
 
     def throttle(self, limit_s: float) -> None:
         """Nothing is ever in flight."""

@@ -59,6 +59,8 @@ class NumpyProgram(Program):
         self._commands_next: list[Command] | None = None
         self._values = np.zeros(segment.num_values, dtype)  # parameters, then buffers
         self._grads = np.zeros(segment.num_trained, dtype)
+        self._held = np.zeros_like(self._grads if recipe.accumulates else self._grads[:0])
+        self._between_slices = False
         self._optimizer = self._make_optimizer()
         self._memory = Memory(capacity, dtype)
         self._plans: dict[int, Plan] = {}
@@ -69,7 +71,7 @@ class NumpyProgram(Program):
         self._metrics = self._no_metrics()
         plan = self._plan(capacity)
         self.usage = Usage(
-            params_nbytes=self._values.nbytes + self._optimizer.nbytes,
+            params_nbytes=self._values.nbytes + self._optimizer.nbytes + self._held.nbytes,
             arena_nbytes=self._memory.nbytes,
             launches=len(plan.forward) + len(plan.backward) + 3,  # gather, loss, update
         )
@@ -99,11 +101,12 @@ class NumpyProgram(Program):
     ) -> None:
         if not isinstance(data, NumpyData):
             raise TypeError("the data set was loaded by another backend")
-        if batch > self.capacity:
+        if batch > self.capacity and not self.recipe.accumulates:
             raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
         data.check(self.segment.model, self.recipe.loss)
         self._data, self._order = data, order
         self._run.dropout_key = dropout_key
+        self._between_slices = False
 
     def read_metrics(self) -> Metrics:
         metrics, self._metrics = self._metrics, self._no_metrics()
@@ -113,8 +116,10 @@ class NumpyProgram(Program):
     def gather(self, start: int, count: int) -> None:
         if self._data is None:
             raise RuntimeError("gather before begin_epoch")
-        self._sampling, self._sample_next = self._sample_next, False
-        self._commands, self._commands_next = self._commands_next, None
+        if not self._between_slices:
+            self._sampling, self._sample_next = self._sample_next, False
+            self._commands, self._commands_next = self._commands_next, None
+        self._between_slices = False
         began = perf_counter()
         with self._timed("copy_s"):
             rows = self._order[start : start + count]
@@ -178,6 +183,22 @@ class NumpyProgram(Program):
                 if commands is not None:
                     commands.append(command_of(function, "backward", count, perf_counter() - began))
 
+    def accumulate(self, first: bool, last: bool) -> None:
+        if not self.recipe.accumulates:
+            raise ValueError("the program was not compiled to add up gradients")
+        began = perf_counter()
+        with self._timed("compute_s"):
+            if last:
+                self._grads += self._held
+            elif first:
+                self._held[...] = self._grads
+            else:
+                self._held += self._grads
+        if self._commands is not None:
+            nbytes = 3 * self._grads.nbytes
+            self._commands.append(single("backward", "compute", nbytes, perf_counter() - began))
+        self._between_slices = not last
+
     def update(self, hyper: Hyper) -> None:
         began = perf_counter()
         with self._timed("compute_s"):
@@ -239,7 +260,7 @@ class NumpyProgram(Program):
     def release(self) -> None:
         self._plans.clear()
         self._memory = Memory(self.capacity, self.dtype)
-        self._values = self._grads = np.empty(0, self.dtype)
+        self._values = self._grads = self._held = np.empty(0, self.dtype)
         self._optimizer = OPTIMIZERS[self.recipe.optimizer](self._values, (), *[self._grads] * 2)
         self._data = None
 

@@ -36,15 +36,19 @@ class Allocator:
     def free_nbytes(self) -> int:
         return self.limits.global_mem_nbytes - sum(self._sizes.values())
 
-    def refusal(self, sizes: list[int]) -> str:
-        """Why buffers of these sizes cannot be made; empty if they can."""
+    def refusal(self, sizes: list[int], room: int | None = None) -> str:
+        """Why buffers of these sizes cannot be made in ``room`` bytes; empty if they can.
+
+        Without ``room``, in all that is free.
+        """
+        room = self.free_nbytes if room is None else room
         if max(sizes) > self.limits.max_alloc_nbytes:
             return (
                 f"needs a buffer of {max(sizes):,} bytes, "
                 f"the device's largest is {self.limits.max_alloc_nbytes:,}"
             )
-        if sum(sizes) > self.free_nbytes:
-            return f"needs {sum(sizes):,} bytes, the device has {self.free_nbytes:,} left"
+        if sum(sizes) > room:
+            return f"needs {sum(sizes):,} bytes, the device has {room:,} left"
         return ""
 
     def make(self, nbytes: int, what: str) -> cl.Buffer:

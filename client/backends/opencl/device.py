@@ -33,6 +33,9 @@ from client.errors import DeviceError
 from client.model.graph import Segment
 from client.model.losses import Labels
 
+ROOM_FOR_DATA = 0.25
+"""Of the memory that is free, so much is left for data where a batch is made to fit."""
+
 
 class OpenCLDevice(Device):
     """See ``Device``. ``limits`` and ``target`` replace the device's own, to test other devices'.
@@ -85,35 +88,48 @@ class OpenCLDevice(Device):
         if refusal:
             raise DeviceError(
                 f"{self.info.name}: model '{segment.model.name}' with batches of {capacity}: "
-                f"{refusal}; {self._largest_batch(segment, capacity, recipe)}"
+                f"{refusal}; {self._remedy(segment, capacity, recipe)}"
             )
         program = OpenCLProgram(self, plan)
         self._held.append(program)
         return program
 
+    def largest_batch(self, segment: Segment, at_most: int, recipe: Recipe) -> int:
+        room = int((1 - ROOM_FOR_DATA) * self.allocator.free_nbytes)
+        if not self._refusal(self._plan(segment, at_most, recipe), room):
+            return at_most
+        return self._bisect(segment, at_most, recipe, room)
+
     def _plan(self, segment: Segment, capacity: int, recipe: Recipe) -> SegmentPlan:
         most_nbytes = self.allocator.limits.max_alloc_nbytes
         return plan_segment(segment, capacity, self.target, recipe, most_nbytes)
 
-    def _refusal(self, plan: SegmentPlan) -> str:
-        """Why a plan does not fit; empty if it does."""
+    def _refusal(self, plan: SegmentPlan, room: int | None = None) -> str:
+        """Why a plan does not fit, by default into all that is free; empty if it does."""
         sizes = list(plan.sizes)
         if max(sizes) > MOST_NBYTES:
             return f"needs a buffer of {max(sizes):,} bytes, kernels reach {MOST_NBYTES:,}"
-        return self.allocator.refusal(sizes)
+        return self.allocator.refusal(sizes, room)
 
-    def _largest_batch(self, segment: Segment, too_many: int, recipe: Recipe) -> str:
-        """What to do: the largest batch that fits, by bisection."""
+    def _bisect(
+        self, segment: Segment, too_many: int, recipe: Recipe, room: int | None = None
+    ) -> int:
+        """The largest batch that fits, below one that does not."""
         fits = 0
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            if self._refusal(self._plan(segment, middle, recipe)):
+            if self._refusal(self._plan(segment, middle, recipe), room):
                 too_many = middle
             else:
                 fits = middle
+        return fits
+
+    def _remedy(self, segment: Segment, too_many: int, recipe: Recipe) -> str:
+        fits = self._bisect(segment, too_many, recipe)
         if not fits:
             return "not even one example fits: choose a smaller model or another device"
-        return f"the largest batch that fits is {fits}: set train.batch to at most that"
+        text = f"the largest batch that fits is {fits}: set train.batch to at most that"
+        return text if segment.model.batch_layers else f"{text}, or train.micro_batch: auto"
 
     def measure_peaks(self) -> Peaks:
         self.finish()

@@ -17,6 +17,7 @@ from client.backends.opencl.lower.optimizer import (
     STATES,
     clip_elements,
     flat_elements,
+    lower_accumulate,
     lower_clip,
     lower_update,
 )
@@ -41,6 +42,7 @@ class SegmentPlan:
     loss: tuple[Launch, ...]
     backward: tuple[Launch, ...]
     clip: tuple[Launch, ...]
+    accumulate: tuple[Launch, ...]
     update: tuple[Launch, ...]
     arena: Arena
     input: Slot
@@ -52,7 +54,7 @@ class SegmentPlan:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """All but those of ``gather``, which depend on the data's type, and of ``clip``."""
+        """Of a step, but for ``gather``, which depends on the data, ``clip`` and ``accumulate``."""
         return (*self.forward, *self.loss, *self.backward, *self.update)
 
     @property
@@ -97,6 +99,7 @@ class SegmentPlan:
             Memory.GRADS: flat,
             Memory.OPT_STATE: STATES[self.recipe.optimizer] * flat,
             Memory.ROUND_START: flat,
+            **({Memory.HELD: flat} if self.recipe.accumulates else {}),
             Memory.CLIP: 4 * clip_elements(self.segment, self.target),
             Memory.EXAMPLES: 4 * self.capacity,
             Memory.LABELS: 4 * (self.capacity * self.label_elements + SLACK),
@@ -157,6 +160,7 @@ def plan_segment(
         loss=loss,
         backward=tuple(low.backward),
         clip=lower_clip(segment, target),
+        accumulate=lower_accumulate(segment, target) if recipe.accumulates else (),
         update=lower_update(segment, recipe.optimizer, target),
         arena=plan_arena(live_ranges(uses, pinned), min(most_nbytes, MOST_NBYTES)),
         input=input_slot,

@@ -44,6 +44,8 @@ class OpenCLProgram(Program):
         self._gather: dict[tuple[int, np.dtype[Any]], list[Prepared]] = {}
         self._bound: set[tuple[int, np.dtype[Any]]] = set()  # with the arguments of this data set
         self._clip: list[Prepared] = []
+        self._accumulate: list[Prepared] = []
+        self._between_slices = False
         self._update: list[Prepared] = []
         self._hyper: Hyper | None = None
         self._updates = self._count = 0  # since the last upload; predictions since the last reading
@@ -78,9 +80,9 @@ class OpenCLProgram(Program):
         except BaseException:
             self._free()
             raise
-        flat = (Memory.PARAMS, Memory.GRADS, Memory.OPT_STATE, Memory.ROUND_START)
+        flat = (Memory.PARAMS, Memory.GRADS, Memory.HELD, Memory.OPT_STATE, Memory.ROUND_START)
         self.usage = Usage(
-            params_nbytes=sum(plan.nbytes[memory] for memory in flat),
+            params_nbytes=sum(n for memory, n in plan.nbytes.items() if memory in flat),
             arena_nbytes=plan.arena.nbytes,
             other_nbytes=sum(n for memory, n in plan.nbytes.items() if memory not in flat),
             launches=plan.step_launches,
@@ -99,6 +101,7 @@ class OpenCLProgram(Program):
         self._backward[count] = self._bind(self._plan.backward, count, "training")
         self._loss[count] = self._bind(self._plan.loss, count, "training")
         self._clip = self._bind(self._plan.clip, count, "training")
+        self._accumulate = self._bind(self._plan.accumulate, count, "training")
         self._update = self._bind(self._plan.update, count, "training")
         self._device.programs.save()
 
@@ -146,13 +149,14 @@ class OpenCLProgram(Program):
     ) -> None:
         if not isinstance(data, OpenCLData):
             raise TypeError("the data set was loaded by another backend")
-        if not 0 < batch <= self.capacity:
+        if batch < 1 or (batch > self.capacity and not self.recipe.accumulates):
             raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
         if not len(order) or order.min() < 0 or order.max() >= data.num_examples:
             raise ValueError(f"an order must number examples of the {data.num_examples} loaded")
         data.check(self.segment.model, self.recipe.loss)
         if self._sample is not None:  # a step without an update: not a training step
             self._leave_profiling_queue()
+        self._between_slices = False
         order = np.array(order, np.int32)
         self._set_data(data, order, batch)
         key = np.array([dropout_key & 0xFFFFFFFF, dropout_key >> 32], np.uint32)
@@ -212,13 +216,16 @@ class OpenCLProgram(Program):
     def gather(self, start: int, count: int) -> None:
         if self._feed is None or self._data is None:
             raise RuntimeError("gather before begin_epoch")
-        if start % self._batch or not 0 < count <= min(self._batch, self._order_length - start):
+        place = start % self._batch
+        if not 0 < count <= min(self._batch - place, self._order_length - start):
             raise ValueError(
                 f"gather of {count} from {start}: an order of {self._order_length} is visited by "
                 f"batches of {self._batch}"
             )
         gather = self._gather_for(self._data, count)
-        self._begin_sample()
+        if not self._between_slices:
+            self._begin_sample()
+        self._between_slices = False
         kernel, place = gather[0].kernel, gather[0].num_args
         wait_for: list[cl.Event] = []
         with errors_as_ours(self._device.info.name, "gathering a batch"):
@@ -294,6 +301,15 @@ class OpenCLProgram(Program):
         if count not in self._backward:
             self._backward[count] = self._bind(self._plan.backward, count, "training")
         self._run("backward", self._backward[count])
+
+    def accumulate(self, first: bool, last: bool) -> None:
+        if not self.recipe.accumulates:
+            raise ValueError("the program was not compiled to add up gradients")
+        for launch in self._accumulate[int(last) :][:1]:  # none where nothing is trained
+            with errors_as_ours(self._device.info.name, "adding up gradients"):
+                launch.kernel.set_arg(launch.num_args, np.int32(not first))
+            self._run("backward", [launch])
+        self._between_slices = not last
 
     def update(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
@@ -456,7 +472,9 @@ class OpenCLProgram(Program):
         with errors_as_ours(self._device.info.name, "filling with NaN"):
             for buffer in self._arena:
                 self._fill_buffer(buffer, np.nan)
-            self._fill(Memory.GRADS, np.nan)
+            for memory in (Memory.GRADS, Memory.HELD):
+                if memory in self._buffers:
+                    self._fill(memory, np.nan)
 
     def _fill(self, memory: Memory, value: float) -> None:
         self._fill_buffer(self._buffers[memory], value)
@@ -486,4 +504,4 @@ class OpenCLProgram(Program):
         for prepared in (self._forward, self._loss, self._backward, self._gather):
             prepared.clear()
         self._bound.clear()
-        self._clip, self._update = [], []
+        self._clip, self._accumulate, self._update = [], [], []

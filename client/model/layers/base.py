@@ -30,6 +30,8 @@ class Layer:
     """Base: no parameters, output as input, one operation per element."""
 
     kind: ClassVar[str] = ""
+    uses_batch: ClassVar[bool] = False
+    """Whether, in training, an example's result depends on the others of its batch."""
 
     def output_shape(self, x: Shape) -> Shape:
         """Shape of the output for an input of shape ``x``; ModelError if it cannot be."""

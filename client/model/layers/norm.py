@@ -33,6 +33,7 @@ class BatchNorm(Layer):
     normalised by the running statistics, which it leaves as they are.
     """
 
+    uses_batch: ClassVar[bool] = True
     eps: float = 1e-5
     momentum: float = 0.1
     affine: bool = True

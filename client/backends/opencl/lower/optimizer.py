@@ -106,6 +106,27 @@ def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> 
     return tuple(launches)
 
 
+def lower_accumulate(segment: Segment, target: Target) -> tuple[Launch, ...]:
+    """Gradients to what is held, and what is held to the gradients; "add" follows ``args``."""
+    n = segment.num_trained
+    vectors = -(-n // target.vector)
+    gradients, held = At(Memory.GRADS, 0), At(Memory.HELD, 0)
+    return tuple(
+        Launch(
+            op="accumulate",
+            source="optimizer",
+            kernel="accumulate",
+            args=(source, destination, n),
+            items=lambda count: (vectors,),
+            local=(target.group,),
+            defines=(("VW", target.vector),),
+            flat_nbytes=4 * 3 * n,
+        )
+        for source, destination in ((gradients, held), (held, gradients))
+        if n
+    )
+
+
 def _runs(segment: Segment) -> Iterator[tuple[slice, int]]:
     """(run of the parameters, where it begins in the buffers of trained ones)."""
     at = 0
