@@ -42,4 +42,4 @@ def main(grid: Grid, context: Context) -> None:
     with new_run(experiment, base, out) as run:
         observer = Observer()
         nodes = gather(grid, experiment.federation, wanted, WAIT_S, run.store, observer)
-        run.carry_out(nodes, shares.held_out, observer)
+        run.carry_out(nodes, run.read_data(shares), observer)

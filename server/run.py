@@ -18,6 +18,7 @@ import numpy as np
 from client import backends, trainer
 from client.config import Experiment
 from client.data import Dataset
+from client.data.shares import Shares
 from client.errors import ConfigError, DataError, PocketfedError, StoreError
 from client.fields import parse
 from client.model import Model, build_model, initialise
@@ -91,6 +92,14 @@ class Run:
         result = self._finish(arrays, time.monotonic() - began_s)
         observer.run_finished(result)
         return result
+
+    def read_data(self, shares: Shares) -> Dataset | None:
+        """The central examples. The data set is recorded; DataError if it changed since the run
+        began."""
+        found = shares.sha256()
+        check_data(self.store.data_sha256(), found, shares.source)
+        self.store.add_data(shares.source, found)
+        return shares.held_out
 
     @contextmanager
     def failure_noted(self) -> Iterator[None]:
@@ -198,6 +207,15 @@ def resumed_run(path: Path) -> Iterator[Run]:
             )
             with run.failure_noted():
                 yield run
+
+
+def check_data(recorded: str | None, found: str, source: str) -> None:
+    """DataError if a run's data set is not what it was; digests are those of ``Shares.sha256``."""
+    if recorded not in (None, found):
+        raise DataError(
+            f"{source}: changed since the run began: its arrays' SHA-256 was {recorded}, "
+            f"now it is {found}: put the former data back, or start a new run"
+        )
 
 
 def recorded_experiment(info: RunInfo, db: Path) -> Experiment:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from client.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _TABLES = {
     "run": """
@@ -22,6 +22,9 @@ _TABLES = {
     "sessions": """
         id INTEGER PRIMARY KEY, started_at TEXT NOT NULL, resumed_from_round INTEGER,
         host TEXT NOT NULL, pid INTEGER NOT NULL, versions TEXT NOT NULL, argv TEXT NOT NULL""",
+    "data": """
+        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
+        source TEXT NOT NULL, sha256 TEXT NOT NULL""",
     "nodes": """
         id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
         partition TEXT NOT NULL, node_id TEXT NOT NULL""",

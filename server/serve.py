@@ -90,7 +90,7 @@ def _wanted(experiment: Experiment, nodes: int | None) -> int:
 def _carry_out(run: Run, wanted: int, port: int, observer: Observer, wait_s: float) -> Result:
     held_out = None
     if run.experiment.data.holdout:  # else the server needs no data at all
-        held_out = Shares(run.experiment, run.model, run.base).held_out
+        held_out = run.read_data(Shares(run.experiment, run.model, run.base))
     federation = run.experiment.federation
     if run.first_round > federation.rounds:  # nothing is left to do for nodes
         return run.carry_out(Nodes(InlineGrid(app, (), {}), {}, wanted), held_out, observer)

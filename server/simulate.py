@@ -30,6 +30,7 @@ from server.observer import Observer, Result
 from server.run import (
     Run,
     changed_versions,
+    check_data,
     given_parameters,
     initial_parameters,
     new_run,
@@ -94,7 +95,7 @@ def replay(
     folder = RunFolder.existing(path)
     with Store.read(folder.db) as store:
         info, rounds, rows = store.run(), store.rounds(), store.node_rounds()
-        choices = store.choices()
+        choices, recorded_data = store.choices(), store.data_sha256()
     if not rounds:
         raise StoreError(f"{folder.db}: no round of this run is whole, so there is none to repeat")
     recorded = recorded_experiment(info, folder.db)
@@ -108,11 +109,10 @@ def replay(
         model = build_model(experiment.model, f"{folder.db}: model")
         initial = initial_parameters(folder, model, experiment.seed)
     base = Path(info.base)
-    with (
-        _session(experiment, base, isolate) as session,
-        new_run(experiment, base, out, initial, repeated, tuple(notes)) as run,
-    ):
-        return _carry_out(run, session, observer, engine)
+    with _session(experiment, base, isolate) as session:
+        check_data(recorded_data, session.shares.sha256(), session.shares.source)
+        with new_run(experiment, base, out, initial, repeated, tuple(notes)) as run:
+            return _carry_out(run, session, observer, engine)
 
 
 def _check(engine: EngineName, isolate: bool) -> None:
@@ -130,7 +130,7 @@ def _carry_out(
 ) -> Result:
     watching = observer or Observer()
     config = {"experiment": _text(run.experiment), "base": str(run.base)}
-    names, held_out = session.shares.names, session.shares.held_out
+    names, held_out = session.shares.names, run.read_data(session.shares)
     if engine == "ray":
         federation = run.experiment.federation
         with simulation(len(names), config) as found:

@@ -209,6 +209,10 @@ class Store:
                 (self._session, partition, str(node_id)),
             )
 
+    def add_data(self, source: str, sha256: str) -> None:
+        """The data set of this session, as the server reads it."""
+        self._insert("data", ("session", "source", "sha256"), (self._session, source, sha256))
+
     def add_node_round(self, row: NodeRound) -> None:
         """What a node did, with its phases and events."""
         values: dict[str, Any] = {
@@ -297,6 +301,11 @@ class Store:
             )
             for row in self._select("SELECT * FROM sessions ORDER BY id")
         ]
+
+    def data_sha256(self) -> str | None:
+        """Digest of the data set that the run began with; None if the server reads none."""
+        rows = self._select("SELECT sha256 FROM data ORDER BY id LIMIT 1")
+        return rows[0]["sha256"] if rows else None
 
     def rounds(self) -> list[RoundInfo]:
         """Whole rounds in order, each as the last session did it."""

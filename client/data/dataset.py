@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,14 @@ class Dataset:
         """How many examples each class has, by class number; classes without any are left out."""
         classes, counts = np.unique(self.y, return_counts=True)
         return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
+    def sha256(self) -> str:
+        """Hex digest of all arrays, their types and shapes; the same for a copy elsewhere."""
+        digest = hashlib.sha256()
+        for name, array in (("x", self.x), ("y", self.y), *sorted(self.columns.items())):
+            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def subset(self, index: NDArray[np.integer[Any]]) -> Dataset:
         """The examples at ``index``, in that order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +56,16 @@ class Shares:
     def held_out(self) -> Dataset | None:
         """What the centre keeps to evaluate the global model."""
         return self._split[1]
+
+    @property
+    def source(self) -> str:
+        """The file or data set that all examples come from."""
+        return self._split[0].source
+
+    def sha256(self) -> str:
+        """Hex digest of all examples, as they are shared out."""
+        parts = [part.sha256() for part in self._split if part is not None]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     def of(self, name: str) -> NodeData:
         """The examples of a node of a simulated federation."""

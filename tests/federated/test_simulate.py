@@ -191,6 +191,27 @@ def test_one_run_has_one_writer(base: Path) -> None:
         simulate.resume(out)
 
 
+def test_a_run_whose_data_changed_neither_goes_on_nor_is_repeated(base: Path) -> None:
+    """One value of 1,260 is another; the same examples in a new file are the same data."""
+    out = base / "run"
+    simulate.start(experiment(), base, out)
+    with np.load(base / "data.npz") as file:
+        x, y = file["x"], file["y"]
+    np.savez_compressed(base / "data.npz", x=x, y=y)
+    simulate.resume(out)
+    simulate.replay(out, base / "again")
+    x[7, 3] += 1
+    np.savez(base / "data.npz", x=x, y=y)
+    with Store.read(out / "run.db") as store:
+        recorded = store.data_sha256()
+    said = rf"data.npz: changed .* was {recorded}, now it is (?!{recorded})[0-9a-f]{{64}}: put"
+    with pytest.raises(DataError, match=said):
+        simulate.resume(out)
+    with pytest.raises(DataError, match=said):
+        simulate.replay(out, base / "another")
+    assert not (base / "another").exists()
+
+
 def test_what_is_no_run_cannot_be_resumed_or_replayed(base: Path) -> None:
     for what in (simulate.resume, simulate.replay):
         with pytest.raises(StoreError, match="no such run"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client.data.dataset import Dataset
 from client.data.shares import Shares
 from client.errors import DataError
 from tests import fakes
@@ -40,6 +41,26 @@ def test_nothing_is_held_out_unless_asked(tmp_path: Path) -> None:
     assert s.held_out is None
     assert s.of("node-0").held_out is None
     assert sum(len(s.of(name).train) for name in s.names) == N
+
+
+def test_the_digest_knows_every_value_type_shape_and_column() -> None:
+    def digest(x: np.ndarray, y: list[int], **columns: list[str]) -> str:
+        found = {name: np.array(column) for name, column in columns.items()}
+        return Dataset(x, np.array(y, np.int32), "a file", found).sha256()
+
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    same = digest(x, [0, 1, 2], who=["a", "b", "c"])
+    assert digest(x[:, ::-1][:, ::-1], [0, 1, 2], who=["a", "b", "c"]) == same
+    others = [
+        digest(x.view(np.uint8), [0, 1, 2], who=["a", "b", "c"]),
+        digest(x[:, :, None], [0, 1, 2], who=["a", "b", "c"]),
+        digest(x + np.eye(3, 2, dtype=np.float32), [0, 1, 2], who=["a", "b", "c"]),
+        digest(x, [0, 2, 1], who=["a", "b", "c"]),
+        digest(x, [0, 1, 2], who=["a", "b", "d"]),
+        digest(x, [0, 1, 2], by=["a", "b", "c"]),
+        digest(x, [0, 1, 2]),
+    ]
+    assert len({same, *others}) == 1 + len(others)
 
 
 def test_shares_are_pure_in_the_seed(tmp_path: Path) -> None:
