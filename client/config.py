@@ -67,6 +67,7 @@ class TrainConfig:
 
     lr: float
     batch: int = 32
+    micro_batch: int | typing.Literal["auto"] | None = None  # most examples at once; auto: that fit
     local_epochs: int = 1
     optimizer: typing.Literal["sgd"] = "sgd"
     momentum: float = 0.0
@@ -77,6 +78,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, batch=self.batch, local_epochs=self.local_epochs)
+        if isinstance(self.micro_batch, int):
+            _at_least(1, micro_batch=self.micro_batch)
         _at_least(0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         _at_least(0, clip_norm=self.clip_norm)
         if self.nesterov and self.momentum == 0:
@@ -188,7 +191,20 @@ def load_experiment(path: Path, settings: tuple[str, ...] = ()) -> Experiment:
     for setting in settings:
         apply_setting(value, setting)
         _compose_parts(value, path.parent, where)  # as in --set model=mlp
+    _expand_auto_batch(value)
     return parse(Experiment, value, where)
+
+
+def _expand_auto_batch(value: dict[str, Any]) -> None:
+    """``batch: auto`` is short for the default batch in micro-batches as large as fit.
+
+    A device's memory decides how a batch is computed, never how large it is: that would change
+    what is learned from device to device.
+    """
+    train = value.get("train")
+    if isinstance(train, dict) and train.get("batch") == "auto":
+        train["batch"] = TrainConfig.batch
+        train.setdefault("micro_batch", "auto")
 
 
 def _compose_parts(value: dict[str, Any], beside: Path, where: str) -> None:

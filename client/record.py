@@ -21,6 +21,7 @@ class Placement:
     device: str  # DeviceInfo.key
     threads: int
     variants: tuple[tuple[str, str], ...] = ()  # (operation, kernel variant)
+    micro_batch: int = 0  # examples at once, where a batch went through in slices
 
 
 @dataclass(frozen=True)

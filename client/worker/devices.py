@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from client import backends, parity
-from client.backends.base import Device, DeviceInfo, Program
+from client.backends.base import DEFAULT_RECIPE, Device, DeviceInfo, Program
 from client.config import DevicesConfig
 from client.errors import ConfigError, DeviceError
 from client.model import Model
@@ -29,7 +30,7 @@ class Devices:
     model: Model
     excluded: Mapping[str, str] = field(default_factory=dict)
     _open: dict[str, Device] = field(default_factory=dict)
-    _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
+    _programs: dict[tuple[str, int, int | str | None], Program] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
     _events: list[Event] = field(default_factory=list)
     _found: list[DeviceInfo] | None = None
@@ -60,19 +61,52 @@ class Devices:
             + (f" (refused: {why})" if why else "")
         )
 
-    def ready(self, info: DeviceInfo, capacity: int) -> tuple[Device, Program]:
-        """The opened device and a program that passed the parity gate; DeviceError if not."""
+    def ready(
+        self, info: DeviceInfo, batch: int, micro_batch: int | Literal["auto"] | None = None
+    ) -> tuple[Device, Program]:
+        """The opened device and a program that passed the parity gate; DeviceError if not.
+
+        The program takes a batch in slices where it is larger than ``micro_batch``, or, with
+        "auto", than what fits.
+        """
         backends.at_work(info.backend)
         device = self._open.get(info.key)
         if device is None:
             device = self._open[info.key] = backends.get(info.backend).open(info)
-        program = self._programs.get((info.key, capacity))
+        program = self._programs.get((info.key, batch, micro_batch))
         if program is None:
-            program = device.compile(self.model.whole, capacity)
+            capacity = self._capacity(device, batch, micro_batch)
+            recipe = replace(DEFAULT_RECIPE, accumulates=capacity < batch)
+            program = device.compile(self.model.whole, capacity, recipe)
             if info.backend != "numpy":
                 self._check(info, device, program)
-            self._programs[info.key, capacity] = program
+            self._programs[info.key, batch, micro_batch] = program
+            if capacity < batch:
+                slices = f"{-(-batch // capacity)} x {capacity}"
+                self.say("micro-batches", f"{info.name}: a batch of {batch} runs as {slices}")
         return device, program
+
+    def _capacity(
+        self, device: Device, batch: int, micro_batch: int | Literal["auto"] | None
+    ) -> int:
+        """Examples at once: all of a batch, or slices of it that are as equal as can be."""
+        whole = self.model.whole
+        if micro_batch != "auto":
+            most = micro_batch or batch
+        else:
+            most = device.largest_batch(whole, batch, DEFAULT_RECIPE)
+            if most < batch:  # adding up gradients takes memory, too
+                recipe = replace(DEFAULT_RECIPE, accumulates=True)
+                most = max(1, device.largest_batch(whole, batch, recipe))
+        if most >= batch:
+            return batch
+        if self.model.batch_layers:
+            raise DeviceError(
+                f"{device.info.name}: {most} of a batch's {batch} examples go at once, but "
+                f"{self.model.batch_layers[0]} needs the statistics of the whole batch: "
+                f"set train.batch to at most {most}"
+            )
+        return -(-batch // -(-batch // most))
 
     def refuse(self, info: DeviceInfo, error: DeviceError) -> None:
         """Never use this device again in this process, and say so."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from client import backends, trainer
 from client.backends.base import Device, DeviceData, DeviceInfo, Metrics, Program
@@ -31,6 +31,7 @@ class Node:
 
     data: NodeData
     batch: int  # the experiment's, or all examples where they are fewer
+    micro_batch: int | Literal["auto"] | None  # the experiment's, or as recorded
     chosen: str | None = None  # DeviceInfo.key
     reason: str = ""  # why it was chosen
     loaded: dict[tuple[str, bool], DeviceData] = field(default_factory=dict)
@@ -106,6 +107,8 @@ class Session:
         with clock.phase("data"):
             node = self._node(task.partition, path)
             task = replace(task, batch=node.batch)
+            if recorded is not None:
+                node.micro_batch = recorded.micro_batch or None
             asked = _Round(node, params, task, recorded, clock, NodeRecord(task.partition))
         while True:
             info, reason = self._place(asked)
@@ -157,8 +160,9 @@ class Session:
         node = self._nodes.get(partition)
         if node is None:
             data = self.shares.of_file(partition, path) if path else self.shares.of(partition)
-            batch = min(self.experiment.train.batch, len(data.train))
-            node = self._nodes[partition] = Node(data, batch)
+            train = self.experiment.train
+            batch = min(train.batch, len(data.train))
+            node = self._nodes[partition] = Node(data, batch, train.micro_batch)
         return node
 
     def _place(self, asked: _Round) -> tuple[DeviceInfo, str]:
@@ -226,7 +230,7 @@ class Session:
         with clock.phase("build"):
             # nodes with fewer examples than a batch share programs of a few sizes
             capacity = min(self.experiment.train.batch, 1 << (node.batch - 1).bit_length())
-            device, program = self.devices.ready(info, capacity)
+            device, program = self.devices.ready(info, capacity, node.micro_batch)
         with clock.phase("data"):
             data = node.loaded.get((info.key, held_out))
             if data is None:
@@ -245,14 +249,20 @@ class Session:
         with clock.phase("plan"):
             record.device = asdict(info)
             record.placement = Placement(
-                info.backend, info.key, info.compute_units, program.usage.variants
+                info.backend,
+                info.key,
+                info.compute_units,
+                program.usage.variants,
+                program.capacity if program.recipe.accumulates else 0,
             )
             if asked.recorded not in (None, record.placement):
                 raise MismatchError(
                     f"the recorded placement cannot be repeated here: recorded {asked.recorded}, "
                     f"here {record.placement}"
                 )
-            record.launches = program.usage.launches
+            slices = -(-task.batch // program.capacity)
+            # adding up instead of an update in all slices, and the update
+            record.launches = slices * program.usage.launches + (slices > 1)
             before = replace(device.traffic)
         outcome = trainer.train(device, program, data, asked.params, task, clock, stop)
         with clock.phase("encode"):

@@ -69,6 +69,16 @@ def test_quickstart() -> None:
     assert found.federation.strategy == {"name": "fedavg"}
 
 
+def test_batch_auto_is_the_default_in_micro_batches(tmp_path: Path) -> None:
+    """The same batch on every device, whatever its memory."""
+    path = write(tmp_path, experiment())
+    train = load_experiment(path, ("train.batch=auto",)).train
+    assert (train.batch, train.micro_batch) == (32, "auto")
+    train = load_experiment(path, ("train.batch=auto", "train.micro_batch=8")).train
+    assert (train.batch, train.micro_batch) == (32, 8)
+    assert load_experiment(path, ("train.batch=512",)).train.micro_batch is None
+
+
 def test_resolved_experiment_reads_back(tmp_path: Path) -> None:
     first = load_experiment(QUICKSTART, ("train.lr=0.5",))
     again = load_experiment(write(tmp_path, first.to_dict()))

@@ -14,6 +14,7 @@ import pytest
 
 from client.backends import get, on_backend
 from client.backends.base import Hyper
+from client.backends.numpy.device import NumpyDevice
 from client.errors import ConfigError, DeviceError, MismatchError, TrainingError
 from client.model import Model, initialise
 from client.model.graph import Float32Array
@@ -64,6 +65,56 @@ def zeros(model: Model, grads: Float32Array, count: int) -> None:
 def by_numpy(tmp_path: Path) -> Float32Array:
     """Parameters after node-0's first round on numpy alone."""
     return a_round(session(tmp_path, devices={"backend": "numpy"}))[0].params
+
+
+# -- micro-batches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("micro_batch", "size"), [(3, 3), (5, 4), ("auto", 3), (1, 1)])
+def test_slices_train_as_the_batch_and_are_recorded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_numpy: Float32Array,
+    micro_batch: object,
+    size: int,
+) -> None:
+    """As equal as can be: 8 is 3 + 3 + 2, or 4 + 4 where 5 would fit."""
+    monkeypatch.setattr(NumpyDevice, "largest_batch", lambda self, segment, at_most, recipe: 3)
+    devices, train = {"backend": "numpy"}, {"micro_batch": micro_batch}
+    outcome, record = a_round(session(tmp_path, devices=devices, train=train))
+    np.testing.assert_allclose(outcome.params, by_numpy, rtol=1e-4, atol=1e-6)
+    assert not np.array_equal(outcome.params, by_numpy)
+    assert record.placement is not None
+    assert record.placement.micro_batch == size
+    said = [event.message for event in record.events if event.kind == "micro-batches"]
+    assert [m.partition(": ")[2] for m in said] == [
+        f"a batch of 8 runs as {-(-8 // size)} x {size}"
+    ]
+    again = a_round(session(tmp_path, devices=devices), recorded=record.placement)
+    np.testing.assert_array_equal(again[0].params, outcome.params)
+    assert again[1].placement == record.placement
+
+
+@pytest.mark.parametrize("micro_batch", [None, 8, 100, "auto"])
+def test_a_batch_that_fits_is_not_cut(
+    tmp_path: Path, by_numpy: Float32Array, micro_batch: object
+) -> None:
+    train = {"micro_batch": micro_batch}
+    s = session(tmp_path, devices={"backend": "numpy"}, train=train)
+    outcome, record = a_round(s)
+    np.testing.assert_array_equal(outcome.params, by_numpy)
+    assert record.placement is not None
+    assert record.placement.micro_batch == 0
+    assert "micro-batches" not in kinds(record)
+
+
+def test_a_batch_whose_statistics_matter_is_not_cut(tmp_path: Path) -> None:
+    layers = ["flatten", "batchnorm1d", {"type": "linear", "out_features": 3}]
+    over = {"model": {"layers": layers}, "train": {"micro_batch": 3}}
+    s = session(tmp_path, devices={"backend": "numpy"}, **over)
+    params = initialise(s.model, seed=0)
+    with pytest.raises(DeviceError, match="1 needs the statistics of the whole batch: set train"):
+        a_round(s, params=params)
 
 
 # -- choice ----------------------------------------------------------------------------------
@@ -479,7 +530,7 @@ def test_evaluation_uses_the_chosen_device_and_falls_back_from_it(
     def lost(params: Float32Array) -> None:
         raise DeviceError("beta device: lost: restart it")
 
-    program = next(p for (key, _), p in s.devices._programs.items() if key.startswith("beta"))
+    program = next(p for (key, *_), p in s.devices._programs.items() if key.startswith("beta"))
     monkeypatch.setattr(program, "upload", lost)
     _, record = s.evaluate("node-0", None, START, RoundClock())
     assert record.device["backend"] == "alpha"
