@@ -74,7 +74,7 @@ def train(message: Message, context: Context) -> Message:
         recorded = None if own else wire.recorded_placement(message)
     outcome, record = session.train(task, node.path, params, recorded, clock)
     with clock.phase("encode"):
-        content = wire.pack_trained(session.model, outcome)
+        content = wire.pack_trained(session.model, outcome, all_values=own)
     record.set_timing(clock.stop())
     if own:
         return Message(wire.for_stock_server(content), reply_to=message)

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
 from client.backends import names
+from client.backends.base import OptimizerName, Recipe
 from client.errors import ConfigError, did_you_mean
 from client.fields import describe, find_config, join, overlay, parse, parse_yaml, read_yaml
+from client.model import Model, build_model
+from client.model.losses import parse_loss
 
 
 def _at_least(limit: float, **values: float | None) -> None:
@@ -62,6 +66,50 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ScheduleConfig:
+    """How the learning rate of a round follows from ``train.lr`` and the round's number.
+
+    Within a round it stays the same, as is usual in federated learning: nodes differ in their
+    numbers of steps, and may sit rounds out.
+    """
+
+    kind: typing.Literal["constant", "step", "cosine"] = "constant"
+    warmup_rounds: int = 0  # lr grows evenly up to train.lr in the last of them
+    step_rounds: int | None = None  # step: after so many rounds each ...
+    factor: float = 0.1  # ... lr is multiplied by this
+    min_lr: float = 0.0  # cosine: where it would arrive after the last round
+
+    def __post_init__(self) -> None:
+        _at_least(0, warmup_rounds=self.warmup_rounds, factor=self.factor, min_lr=self.min_lr)
+        _at_least(1, step_rounds=self.step_rounds)
+        if self.kind == "step" and self.step_rounds is None:
+            raise ConfigError("step_rounds: is missing; kind 'step' needs the number of rounds")
+        given = {
+            "step": self.step_rounds is not None or self.factor != 0.1,
+            "cosine": self.min_lr != 0,
+        }
+        for kind, keys in (("step", "step_rounds, factor"), ("cosine", "min_lr")):
+            if given[kind] and self.kind != kind:
+                raise ConfigError(f"kind: found '{self.kind}', but {keys} belong to '{kind}'")
+
+    def lr(self, base: float, number: int, rounds: int) -> float:
+        """The learning rate of round ``number`` (from 1) of ``rounds``.
+
+        After the warm-up as ``torch.optim.lr_scheduler.StepLR`` and ``CosineAnnealingLR`` (with
+        T_max = rounds after the warm-up), stepped once a round.
+        """
+        if number <= self.warmup_rounds:
+            return base * number / self.warmup_rounds
+        done, left = number - 1 - self.warmup_rounds, rounds - self.warmup_rounds
+        if self.kind == "step":
+            assert self.step_rounds is not None
+            return float(base * self.factor ** (done // self.step_rounds))
+        if self.kind == "cosine":
+            return self.min_lr + (base - self.min_lr) * (1 + cos(pi * done / left)) / 2
+        return base
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """What a node does in a round."""
 
@@ -69,12 +117,16 @@ class TrainConfig:
     batch: int = 32
     micro_batch: int | typing.Literal["auto"] | None = None  # most examples at once; auto: that fit
     local_epochs: int = 1
-    optimizer: typing.Literal["sgd"] = "sgd"
-    momentum: float = 0.0
-    nesterov: bool = False
+    optimizer: OptimizerName = "sgd"
+    momentum: float = 0.0  # sgd
+    nesterov: bool = False  # sgd
     weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)  # adam, adamw
+    eps: float = 1e-8  # adam, adamw
     clip_norm: float = 0.0  # most that the norm of a step's gradient may be; 0: no limit
-    loss: typing.Literal["cross_entropy"] = "cross_entropy"
+    loss: str | dict[str, Any] = "cross_entropy"  # a name, or a mapping with name and settings
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    frozen: tuple[str, ...] = ()  # names of layers or blocks that stay as they are
 
     def __post_init__(self) -> None:
         _at_least(1, batch=self.batch, local_epochs=self.local_epochs)
@@ -84,6 +136,26 @@ class TrainConfig:
         _at_least(0, clip_norm=self.clip_norm)
         if self.nesterov and self.momentum == 0:
             raise ConfigError("nesterov: needs a momentum above 0")
+        for key in ("momentum",) if self.optimizer != "sgd" else ("betas", "eps"):
+            if getattr(self, key) != getattr(type(self), key):
+                others = "sgd" if self.optimizer != "sgd" else "adam and adamw"
+                raise ConfigError(f"{key}: belongs to {others}, optimizer is '{self.optimizer}'")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas: found {list(self.betas)}, must be at least 0 and below 1")
+        if self.eps <= 0:
+            raise ConfigError(f"eps: found {self.eps}, must be positive")
+        if self.schedule.min_lr > self.lr:
+            raise ConfigError(f"schedule.min_lr: found {self.schedule.min_lr}, lr is {self.lr}")
+        _ = self.recipe  # whether there is such a loss
+
+    @property
+    def recipe(self) -> Recipe:
+        """What programs are compiled for."""
+        prefix = "train: "  # a place below which keys are joined by dots
+        try:
+            return Recipe(parse_loss(self.loss, f"{prefix}loss"), self.optimizer)
+        except ConfigError as e:
+            raise ConfigError(str(e).removeprefix(prefix)) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +214,12 @@ class Experiment:
             raise ConfigError(
                 f"name: found {describe(self.name)}, allowed: letters, digits, '-', '_', '.'"
             )
+        warmup = self.train.schedule.warmup_rounds
+        if warmup >= self.federation.rounds:
+            raise ConfigError(
+                f"train.schedule.warmup_rounds: found {warmup}, "
+                f"but federation.rounds is {self.federation.rounds}"
+            )
         nodes = self.data.partition.nodes
         per_round = self.federation.nodes_per_round
         if nodes is not None and per_round is not None and per_round > nodes:
@@ -159,6 +237,12 @@ class Experiment:
                 "federation.evaluate_nodes: needs data.node_holdout above 0, "
                 "the share of its examples that a node keeps to evaluate"
             )
+
+    def build(self, where: str | None = None) -> Model:
+        """The model, fit for ``train.loss``, with ``train.frozen``; ModelError or ConfigError."""
+        where = where or f"{self.name}: model"
+        train = self.train
+        return build_model(self.model, where, train.recipe.loss, train.frozen)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain mapping that ``parse(Experiment, …)`` reads back: the resolved experiment."""

@@ -31,7 +31,6 @@ from client.config import Experiment, apply_setting, load_experiment
 from client.errors import ConfigError, did_you_mean
 from client.fields import find_config, parse, read_yaml
 from client.lock import HeldError, take
-from client.model import build_model
 from client.worker.supervisor import hosted_worker
 
 POLL_S = 0.5
@@ -95,7 +94,7 @@ def describe(
     experiment = None
     if model is not None:
         experiment = _own_experiment(model, settings)
-        data.check_against(dataset, build_model(experiment.model, str(model)))
+        data.fit_to(dataset, experiment.build(str(model)), experiment.train.recipe.loss)
     elif settings:
         raise ConfigError("--set goes with --model: a server of ours sends the experiment")
     home = (state or _state_home() / name).resolve()

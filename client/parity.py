@@ -64,7 +64,8 @@ def check(device: Device, program: Program, model: Model) -> bool:
 
 def _key(device: Device, program: Program, model: Model) -> str:
     code = (__version__, kernels.digest())
-    what = (device.info.key, *code, model.digest, program.capacity, program.usage)
+    compiled = (program.capacity, program.recipe, program.usage)
+    what = (device.info.key, *code, model.digest, *compiled)
     return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
 
@@ -110,7 +111,7 @@ def _results(device: Device, program: Program, model: Model, draw: int) -> dict[
     full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
     g = generator("parity", model.digest, draw)
     x = model.input.draw(g, full + part)
-    y = g.integers(0, model.num_classes, full + part).astype(np.int32)
+    y = program.recipe.loss.random_labels(model.output_shape, full + part, g)
     data = device.load(x, y)
     order = g.permutation(full + part).astype(np.int32)
     program.begin_epoch(data, order, full, dropout_key=1)

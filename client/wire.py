@@ -49,15 +49,18 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 
 
 def task_config(
-    experiment: Experiment, model: Model, round_number: int, choice: str
-) -> dict[str, str | int]:
+    experiment: Experiment, model: Model, round_number: int, lr: float, choice: str
+) -> dict[str, str | int | float]:
     """What the server adds to a strategy's config: the round, and what must be equal on a node.
+
+    ``lr`` is the round's, by the experiment's schedule.
 
     ``choice`` is the JSON of a recorded placement to repeat, or empty.
     """
     return {
         "round": round_number,
         "seed": experiment.seed,
+        "lr": lr,
         "version": __version__,
         "kernels": kernels.digest(),
         "model": model.digest,
@@ -185,15 +188,24 @@ def unpack_task(
     assert isinstance(config, ConfigRecord)
     remedy = "give both sides the same experiment"
     compare("model", str(config.get("model", "unknown")), model.digest, remedy)
-    numbers = (config["round"], config["seed"])
-    return _task(config, experiment.train, partition, *numbers), _params(message, model)
+    train = replace(experiment.train, lr=float(_number(config["lr"])))
+    return _task(config, train, partition, config["round"], config["seed"]), _params(message, model)
 
 
 def _task(
     config: ConfigRecord, train: TrainConfig, partition: str, number: object, seed: object
 ) -> Task:
     mu = float(_number(config.get("proximal-mu", 0.0)))
-    hyper = Hyper(train.lr, train.momentum, train.nesterov, train.weight_decay, mu, train.clip_norm)
+    hyper = Hyper(
+        lr=train.lr,
+        momentum=train.momentum,
+        nesterov=train.nesterov,
+        weight_decay=train.weight_decay,
+        proximal_mu=mu,
+        clip_norm=train.clip_norm,
+        betas=train.betas,
+        eps=train.eps,
+    )
     return Task(
         round=int(_number(number)),
         seed=int(_number(seed)),
@@ -254,9 +266,14 @@ def _number(value: object) -> int | float:
     return value
 
 
-def pack_trained(model: Model, outcome: Outcome) -> RecordDict:
-    """Weights and metrics of a trained round; the record is added last (``add_record``)."""
+def pack_trained(model: Model, outcome: Outcome, all_values: bool = False) -> RecordDict:
+    """Weights and metrics of a trained round; the record is added last (``add_record``).
+
+    What is frozen is left out: the server has it. ``all_values``: a stock server has not.
+    """
     views = model.views(outcome.params)
+    if not all_values:
+        views = {p.name: views[p.name] for p in model.sent}
     metrics: dict[str, int | float | list[int] | list[float]] = {
         "num-examples": outcome.num_examples,
         "train-loss": outcome.metrics.loss,

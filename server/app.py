@@ -15,7 +15,6 @@ from flwr.serverapp import Grid, ServerApp
 from client.config import Experiment
 from client.data.shares import Shares
 from client.fields import parse
-from client.model import build_model
 from server.engine.roster import gather
 from server.engine.strategies import strategy_of
 from server.observer import Observer
@@ -35,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(config["out"])) if config.get("out") else None
     value = json.loads(str(config["experiment"]))
     experiment = parse(Experiment, value, "run config: experiment")
-    model = build_model(experiment.model, f"{experiment.name}: model")
+    model = experiment.build()
     shares = Shares(experiment, model, base)
     wanted = len(shares.names)
     strategy_of(experiment, wanted)  # complains before a folder is made

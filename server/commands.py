@@ -302,10 +302,11 @@ def evaluate(
 
     get_backend(backend)
     value = inference.evaluate(inference.load_trained(path), data.load(source), backend)
-    figures = f"accuracy {value['accuracy']:.4f}, loss {value['loss']:.4f}"
+    figures = console.figures(value["accuracy"], value["loss"])
     title = f"{value['model']} on {value['data']}: {figures}"
     rows = [[c, str(v["examples"]), f"{v['accuracy']:.4f}"] for c, v in value["classes"].items()]
-    console.console().print(console.table(title, ["class", "examples", "accuracy"], rows))
+    table = console.table(title, ["class", "examples", "accuracy"], rows)
+    console.console().print(table if rows else title)
     _finish(value, as_json)
 
 
@@ -322,19 +323,21 @@ def predict(
     backend: BackendName = "numpy",
     as_json: Json = False,
 ) -> None:
-    """The class of each example, with its probability."""
+    """The class of each example, with its probability, or the model's outputs by its loss."""
     from server import inference
 
     get_backend(backend)
-    rows = inference.predict(inference.load_trained(path), source, backend)
-    shown = [[str(i), str(c), f"{p:.4f}"] for i, c, p in rows[:limit]]
-    title = f"{path.name} on {source}: {len(shown)} of {len(rows)} examples"
-    console.console().print(console.table(title, ["example", "class", "probability"], shown))
+    found = inference.predict(inference.load_trained(path), source, backend)
+    shown = [
+        [str(v) if isinstance(v, int) else f"{v:.4f}" for v in row] for row in found.rows[:limit]
+    ]
+    several = "examples" if len(found.columns) == 3 and "class" in found.columns else "predictions"
+    title = f"{path.name} on {source}: {len(shown)} of {len(found.rows)} {several}"
+    console.console().print(console.table(title, list(found.columns), shown))
     if out is not None:
-        inference.write_predictions(out, rows)
-    _finish(
-        {"predictions": [{"example": i, "class": c, "probability": p} for i, c, p in rows]}, as_json
-    )
+        inference.write_predictions(out, found)
+    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    _finish({"predictions": rows}, as_json)
 
 
 @data_app.command("split")

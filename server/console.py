@@ -67,6 +67,12 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
 
 
+def figures(accuracy: float | None, loss: float) -> str:
+    """How good a model is; a loss that knows no right and wrong stands alone."""
+    told = "" if accuracy is None else f"accuracy {accuracy:.4f}, "
+    return f"{told}loss {loss:.4f}"
+
+
 def short(name: str, longest: int = 28) -> str:
     """A device's name, cut to what a table has room for."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"

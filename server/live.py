@@ -126,10 +126,12 @@ class PlainLines(Observer):
 
 def _round_line(info: RoundInfo, rounds: int) -> str:
     figures = [f"train loss {info.train_loss:.4f}"] if info.train_loss is not None else []
-    if info.accuracy is not None and info.loss is not None:
-        figures += [f"accuracy {info.accuracy:.4f}", f"loss {info.loss:.4f}"]
+    if info.loss is not None:
+        figures.append(console.figures(info.accuracy, info.loss))
     if info.node_accuracy is not None:
         figures.append(f"accuracy on the nodes {info.node_accuracy:.4f}")
+    elif info.node_loss is not None:
+        figures.append(f"loss on the nodes {info.node_loss:.4f}")
     return (
         f"round {info.round}/{rounds}: {', '.join(figures)}; "
         f"{info.replies} node{'s' if info.replies != 1 else ''}, {console.seconds(info.wall_s)}"
@@ -151,7 +153,7 @@ class _NodeState:
 
 
 class LiveView(PlainLines):
-    """The round, each node's state, device and phase, the accuracy so far; notes scroll above."""
+    """The round, each node's state, device and phase, how good the model is; notes scroll above."""
 
     def __init__(self, screen: Live) -> None:
         super().__init__()
@@ -160,7 +162,7 @@ class LiveView(PlainLines):
         self._title = "starting"
         self._nodes: dict[str, _NodeState] = {}
         self._working: str | None = None
-        self._accuracy: list[float] = []
+        self._rounds_done: list[RoundInfo] = []
 
     def run_started(
         self, folder: Path, name: str, rounds: int, partitions: list[str], first_round: int
@@ -212,8 +214,7 @@ class LiveView(PlainLines):
 
     def round_finished(self, info: RoundInfo) -> None:
         super().round_finished(info)
-        if info.accuracy is not None:
-            self._accuracy.append(info.accuracy)
+        self._rounds_done.append(info)
 
     def _refresh(self) -> None:
         self._screen.update(self._draw())
@@ -224,9 +225,12 @@ class LiveView(PlainLines):
         columns = ["node", "state", "device", "phase", "last round"]
         nodes, more = self._shown()
         rows = [[n, s.state, s.device, s.phase, s.last] for n, s in nodes]
-        shown = " ".join(f"{a:.3f}" for a in self._accuracy[-10:]) or "–"
+        last = self._rounds_done[-10:]
+        losses = any(info.accuracy is None and info.loss is not None for info in last)
+        values = [info.loss if losses else info.accuracy for info in last]
+        shown = " ".join(f"{v:.3f}" for v in values if v is not None) or "–"
         table = console.table(self._title, columns, rows, cut=("device",))
-        return Group("", table, *more, f"accuracy so far: {shown}")
+        return Group("", table, *more, f"{'loss' if losses else 'accuracy'} so far: {shown}")
 
     def _shown(self) -> tuple[list[tuple[str, _NodeState]], list[str]]:
         """The nodes that the screen has room for, and a line on the others."""
@@ -262,9 +266,9 @@ def summary(result: Result) -> None:
         middle = console.seconds(statistics.median(replies_s))
         text = f"{name}: {len(replies_s)} rounds, {middle} from dispatch to reply; phases unknown"
         out.print(text, soft_wrap=True)
-    if result.final_accuracy is not None and result.final_loss is not None:
+    if result.final_loss is not None:
         out.print(
-            f"accuracy {result.final_accuracy:.4f}, loss {result.final_loss:.4f} "
+            f"{console.figures(result.final_accuracy, result.final_loss)} "
             f"after {_rounds_done(result)}"
         )
     out.print(f"run: {result.run}", soft_wrap=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.errors import MissingExtraError, StoreError
+from client.model.losses import CrossEntropy, Loss, parse_loss
 from server.files import read_bytes, write_durably
 
 Arrays = dict[str, NDArray[Any]]
@@ -20,11 +21,12 @@ def save_model(
     path: Path,
     model: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
-    metadata: Mapping[str, str],
+    metadata: Mapping[str, Any],
 ) -> None:
     """Write a model file: parameters under their names, the model's YAML mapping beside them.
 
-    Any safetensors reader reads the parameters; ``load_model_file`` also gives the mapping.
+    Any safetensors reader reads the parameters; ``load_model_file`` also gives the mapping, and
+    ``load_loss`` what the metadata has under "loss".
     """
     own = {**metadata, "model": dict(model), "order": list(arrays)}
     tensors = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
@@ -44,6 +46,13 @@ def load_model_file(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise StoreError(
             f"{path}: does not say which model it holds: needs a file that pocketfed wrote"
         ) from None
+
+
+def load_loss(path: Path) -> Loss:
+    """What a model of a file was trained by: its own loss, or cross-entropy where it names none."""
+    _, metadata = from_safetensors(read_bytes(path), path)
+    own = json.loads(metadata.get("pocketfed", "{}"))
+    return parse_loss(own.get("loss", CrossEntropy.name), f"{path}: loss")
 
 
 def load_arrays(path: Path) -> Arrays:

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from client import backends, trainer
+from client.backends.base import Recipe
 from client.config import Experiment
 from client.data import Dataset
 from client.data.shares import Shares
 from client.errors import ConfigError, DataError, PocketfedError, StoreError
 from client.fields import parse
-from client.model import Model, build_model, initialise
+from client.model import Model, initialise
 from server.engine.checkpoint import Checkpoints, State, restore_strategy
 from server.engine.nodes import Nodes
 from server.engine.rounds import Arrays, Choices, Evaluation, Rounds
@@ -84,7 +85,9 @@ class Run:
             strategy=strategy,
             store=self.store,
             checkpoints=Checkpoints(self.folder.checkpoints),
-            evaluate=None if held_out is None else central_evaluation(self.model, held_out),
+            evaluate=None
+            if held_out is None
+            else central_evaluation(self.model, self.experiment.train.recipe, held_out),
             observer=observer,
             choices=self.choices,
         )
@@ -117,6 +120,7 @@ class Run:
     def _finish(self, arrays: Arrays, wall_s: float) -> Result:
         last = self.store.rounds()[-1]
         metadata = {
+            "loss": self.experiment.train.loss,
             "experiment": self.experiment.name,
             "rounds": str(last.round),
             "accuracy": "" if last.accuracy is None else f"{last.accuracy:.6f}",
@@ -143,7 +147,7 @@ def new_run(
     notes: tuple[tuple[str, str], ...] = (),
 ) -> Iterator[Run]:
     """A run in a folder of its own, from given parameters or from the seed's."""
-    model = build_model(experiment.model, f"{experiment.name}: model")
+    model = experiment.build()
     try:
         str(base.resolve()).encode()
     except UnicodeEncodeError:  # the record names it, and a resumed run looks for its data there
@@ -188,7 +192,7 @@ def resumed_run(path: Path) -> Iterator[Run]:
         with Store.read(folder.db) as store:
             info, rounds, choices = store.run(), store.rounds(), store.choices()
         experiment = recorded_experiment(info, folder.db)
-        model = build_model(experiment.model, f"{folder.db}: model")
+        model = experiment.build(f"{folder.db}: model")
         state, complaints = Checkpoints(folder.checkpoints).load_last(rounds)
         notes = [("checkpoint", f"{text}: the one before is used") for text in complaints]
         found = versions()
@@ -259,14 +263,14 @@ def changed_versions(recorded: dict[str, str], found: dict[str, str]) -> list[tu
     ]
 
 
-def central_evaluation(model: Model, held_out: Dataset) -> Evaluation:
+def central_evaluation(model: Model, recipe: Recipe, held_out: Dataset) -> Evaluation:
     """(loss, accuracy or None) of global parameters on the central examples, by numpy.
 
     Not on whatever device is fastest: the figure must not depend on the machine's devices.
     """
     backend = backends.get("numpy")
     device = backend.open(backend.devices()[0])
-    program = device.compile(model.whole, EVALUATION_BATCH)
+    program = device.compile(model.whole, EVALUATION_BATCH, recipe)
     data = device.load(held_out.x, held_out.y)
 
     def evaluate(arrays: Arrays) -> tuple[float, float | None]:

@@ -46,7 +46,7 @@ _TABLES = {
         id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
         at TEXT NOT NULL, round INTEGER NOT NULL, loss REAL, accuracy REAL, train_loss REAL,
         node_loss REAL, node_accuracy REAL, wall_s REAL NOT NULL, replies INTEGER NOT NULL,
-        checkpoint TEXT NOT NULL, checkpoint_sha256 TEXT NOT NULL""",
+        lr REAL NOT NULL, checkpoint TEXT NOT NULL, checkpoint_sha256 TEXT NOT NULL""",
     "events": """
         id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions (id),
         at TEXT NOT NULL, round INTEGER, partition TEXT,

@@ -9,7 +9,6 @@ from client.app import app
 from client.config import Experiment
 from client.data.shares import Shares
 from client.errors import ConfigError
-from client.model import build_model
 from server.engine.bundle import build_bundle
 from server.engine.deployment import HOST, check_port, deployment
 from server.engine.inline import InlineGrid
@@ -37,7 +36,7 @@ def start(
     ``nodes``: how many to wait for, at most ``wait_s``; by default as many as the experiment has
     partitions. See server/simulate.py for the others.
     """
-    model = build_model(experiment.model, f"{experiment.name}: model")
+    model = experiment.build()
     initial = given_parameters(init, model) if init else None
     wanted = _wanted(experiment, nodes)
     check_port(port)

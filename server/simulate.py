@@ -17,7 +17,6 @@ from typing import Literal
 from client.app import app, session_of
 from client.config import Experiment
 from client.errors import ConfigError, StoreError
-from client.model import build_model
 from client.worker.session import NodeSession, Session
 from server.engine.inline import InlineGrid
 from server.engine.nodes import Nodes
@@ -57,7 +56,7 @@ def start(
     folder, by default runs/<name>-<time>. ``init``: a model file to start from. ``isolate``: nodes
     of the inline engine train in a device worker, a process of its own.
     """
-    model = build_model(experiment.model, f"{experiment.name}: model")
+    model = experiment.build()
     initial = given_parameters(init, model) if init else None
     _check(engine, isolate)
     with _session(experiment, base, isolate) as session:
@@ -106,7 +105,7 @@ def replay(
     notes = [("replay", f"repeats {folder.path}"), *changed_versions(info.versions, versions())]
     initial = None
     if folder.initial.is_file():
-        model = build_model(experiment.model, f"{folder.db}: model")
+        model = experiment.build(f"{folder.db}: model")
         initial = initial_parameters(folder, model, experiment.seed)
     base = Path(info.base)
     with _session(experiment, base, isolate) as session:

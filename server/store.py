@@ -91,6 +91,7 @@ class RoundInfo:
     node_accuracy: float | None
     wall_s: float
     replies: int
+    lr: float  # of all nodes in this round
     checkpoint: str
     checkpoint_sha256: str
 

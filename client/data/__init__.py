@@ -4,15 +4,14 @@ from client.data.dataset import Dataset
 from client.data.holdout import split_holdout, split_share
 from client.data.partition import partition
 from client.data.parts import WrittenPart, write_parts
-from client.data.sources import check_against, check_inputs, load, load_for, load_inputs
+from client.data.sources import check_inputs, fit_to, load, load_inputs
 
 __all__ = [
     "Dataset",
     "WrittenPart",
-    "check_against",
     "check_inputs",
+    "fit_to",
     "load",
-    "load_for",
     "load_inputs",
     "partition",
     "split_holdout",

@@ -3,7 +3,8 @@
 - ``x``, (n, *shape): uint8 stays uint8; float32 stays; float64, float16 and integers of other
   widths become float32 (integers up to 2**24, which float32 holds exactly). Numbers must be finite.
   uint8 of shape (n, h, w) are images of one channel and become (n, 1, h, w).
-- ``y``, (n,): integers from 0; they become int32.
+- ``y``, (n, *labels): integers from 0 (class numbers) become int32; floating-point numbers, which
+  must be finite, become float32.
 - further columns, (n,): integers or text, kept as they are.
 """
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from client.data.dataset import Dataset
 from client.errors import DataError
+from client.model.losses import Labels
 
 INT32_MAX = 2**31 - 1
 FLOAT32_EXACT = 2**24  # float32 holds every whole number up to here
@@ -82,23 +84,28 @@ def _refuse_inexact(x: NDArray[Any], where: str) -> None:
         )
 
 
-def _labels(y: NDArray[Any], where: str) -> NDArray[np.int32]:
-    if y.ndim != 1:
-        hint = ""
-        if y.ndim == 2:
-            hint = ": use y.reshape(-1)" if y.shape[1] == 1 else ": use y.argmax(1) for one-hot"
-        raise DataError(f"{where}: found shape {y.shape}, needs one class number each, (n,){hint}")
+def _labels(y: NDArray[Any], where: str) -> Labels:
+    if not y.ndim or (y.size == 0 and len(y)):
+        raise DataError(f"{where}: found shape {y.shape}, needs labels for each example")
+    if y.dtype.kind == "f" and y.dtype.itemsize <= 8:
+        with np.errstate(over="ignore"):  # what float32 cannot hold is reported as infinite
+            targets = np.ascontiguousarray(y, np.float32)
+        _refuse_infinite(targets, where)
+        return targets
     if y.dtype.kind not in "iu":
         raise DataError(
-            f"{where}: found dtype {y.dtype}, needs whole class numbers: use y.astype('int32')"
+            f"{where}: found dtype {y.dtype}, needs whole class numbers (y.astype('int32')) or "
+            "float32 targets"
         )
     bad = np.flatnonzero((y < 0) | (y > INT32_MAX))
     if len(bad):
+        first = [int(i) for i in np.unravel_index(bad[0], y.shape)]
+        at = first[0] if len(first) == 1 else first
         raise DataError(
-            f"{where}: {len(bad)} labels are out of range, the first is {y[bad[0]]} at index "
-            f"{bad[0]}; allowed: class numbers from 0 to {INT32_MAX}"
+            f"{where}: {len(bad)} labels are out of range, the first is {y.flat[bad[0]]} at index "
+            f"{at}; allowed: class numbers from 0 to {INT32_MAX}, or float32 targets"
         )
-    return y.astype(np.int32)
+    return np.ascontiguousarray(y, np.int32)
 
 
 def _column(column: NDArray[Any], where: str) -> NDArray[Any]:

@@ -1,7 +1,8 @@
 """Examples kept apart to evaluate: centrally, and by each node.
 
-Both draws are stratified: each class gives in proportion to its size, whole examples by the
-largest remainder. What is kept and what stays is each in the data set's order.
+Where examples are of one class each, both draws are stratified: each class gives in proportion to
+its size, whole examples by the largest remainder. What is kept and what stays is each in the data
+set's order.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def split_share(dataset: Dataset, share: float, seed: int, name: str) -> tuple[D
 
 
 def _split(dataset: Dataset, n: int, key: tuple[str | int, ...]) -> tuple[Dataset, Dataset]:
-    classes, counts = np.unique(dataset.y, return_counts=True)
+    strata = dataset.y if dataset.has_classes else np.zeros(len(dataset), np.int32)
+    classes, counts = np.unique(strata, return_counts=True)
     quota = n * counts.astype(np.int64)
     take = quota // len(dataset)
     remainder = quota % len(dataset)
@@ -49,6 +51,6 @@ def _split(dataset: Dataset, n: int, key: tuple[str | int, ...]) -> tuple[Datase
     take[largest[: n - take.sum()]] += 1
     held = np.zeros(len(dataset), bool)
     for label, k in zip(classes, take, strict=True):
-        members = np.flatnonzero(dataset.y == label)
+        members = np.flatnonzero(strata == label)
         held[generator(*key, int(label)).permutation(members)[:k]] = True
     return dataset.subset(np.flatnonzero(~held)), dataset.subset(np.flatnonzero(held))

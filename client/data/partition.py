@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from client.config import PartitionConfig
 from client.errors import ConfigError, did_you_mean
 from client.fields import describe
+from client.model.losses import Labels
 from client.random import generator
 
 MAX_DRAWS = 1000
@@ -34,20 +35,26 @@ Part = tuple[str, Index]
 
 
 def partition(
-    labels: NDArray[np.int32],
+    labels: Labels,
     columns: Mapping[str, NDArray[Any]],
     config: PartitionConfig,
     seed: int,
 ) -> list[Part]:
     """Nodes and the indices of their examples, each example at exactly one node.
 
-    ``labels``: (n,) class numbers; ``columns``: (n,) each. Nodes are named ``node-0`` … with as
+    ``labels``: (n, *labels), of which ``dirichlet`` and ``shards`` need class numbers (n,);
+    ``columns``: (n,) each. Nodes are named ``node-0`` … with as
     many digits as the last needs, or by their value (``speaker-3``); names are unique, also where
     case does not count, and safe as file names. The order inside a part is a random one, keyed by
     seed and name. Raises ConfigError, naming the keys to change, where the data cannot give every
     node ``min_examples`` or has no such column.
     """
     n = len(labels)
+    if config.kind in ("dirichlet", "shards") and (labels.ndim > 1 or labels.dtype != np.int32):
+        raise ConfigError(
+            f"data.partition.kind: found '{config.kind}', which shares out classes, but y has "
+            f"shape {labels.shape} of {labels.dtype}, not one class number each: use iid or column"
+        )
     if config.kind == "column":
         parts = _by_column(columns, config, seed)
     else:

@@ -11,7 +11,7 @@ from client.config import Experiment
 from client.data.dataset import Dataset
 from client.data.holdout import split_holdout, split_share
 from client.data.partition import partition
-from client.data.sources import load_for
+from client.data.sources import fit_to, load
 from client.errors import DataError
 from client.model.graph import Model
 
@@ -31,12 +31,13 @@ class Shares:
     def __init__(self, experiment: Experiment, model: Model, base: Path) -> None:
         self._config = experiment.data
         self._seed = experiment.seed
+        self._loss = experiment.train.recipe.loss
         self._model = model
         self._base = base
 
     @cached_property
     def _split(self) -> tuple[Dataset, Dataset | None]:
-        dataset = load_for(self._model, self._config.source, self._base)
+        dataset = fit_to(load(self._config.source, self._base), self._model, self._loss)
         if self._config.holdout == 0:
             return dataset, None
         return split_holdout(dataset, self._config.holdout, self._seed)
@@ -75,7 +76,8 @@ class Shares:
 
     def of_file(self, name: str, path: Path) -> NodeData:
         """The examples in the file of the node called ``name``."""
-        return self._node(name, load_for(self._model, str(path)))
+        dataset = fit_to(load(str(path)), self._model, self._loss)
+        return self._node(name, dataset)
 
     def _node(self, name: str, dataset: Dataset) -> NodeData:
         if self._config.node_holdout == 0:

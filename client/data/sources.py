@@ -17,6 +17,7 @@ from client.data.npz import load_npz, load_npz_inputs
 from client.data.packaged import PACKAGED, load_packaged
 from client.errors import DataError, did_you_mean
 from client.model.graph import Model
+from client.model.losses import LabelsInfo, Loss
 
 
 def load(source: str, base: Path | None = None) -> Dataset:
@@ -73,24 +74,26 @@ def _find(source: str, base: Path | None) -> Path:
     raise DataError(f"data.source: no such file: {places}")
 
 
-def load_for(model: Model, source: str, base: Path | None = None) -> Dataset:
-    """What ``load`` reads, checked against a model; tokens are kept as uint8 where they fit."""
-    dataset = load(source, base)
-    check_against(dataset, model)
-    if model.input.vocabulary is not None and model.input.vocabulary <= 256:
-        return replace(dataset, x=dataset.x.astype(np.uint8, copy=False))
-    return dataset
+def fit_to(dataset: Dataset, model: Model, loss: Loss) -> Dataset:
+    """The data set as model and loss take it; DataError where it does not fit them.
 
-
-def check_against(dataset: Dataset, model: Model) -> None:
-    """DataError where the examples do not fit the model's input, or have more classes."""
+    Tokens become uint8 where that holds them; whole-numbered labels become float32 where the loss
+    needs targets, and (n,) becomes (n, 1) where the model has one output.
+    """
     check_inputs(dataset.x, dataset.source, model)
-    over = (dataset.y >= model.num_classes).nonzero()[0]
-    if len(over):
-        raise DataError(
-            f"{dataset.source}: y: class {dataset.y[over[0]]} at index {over[0]}, "
-            f"model '{model.name}' has {model.num_classes} classes (0 to {model.num_classes - 1})"
-        )
+    x, vocabulary = dataset.x, model.input.vocabulary
+    if vocabulary is not None and vocabulary <= 256:
+        x = x.astype(np.uint8, copy=False)
+    y, output = dataset.y, model.output_shape
+    if loss.label_dtype is np.float32:
+        y = y.astype(np.float32, copy=False)
+        if y.ndim == 1 and loss.labels_shape(output) == (1,):
+            y = y[:, None]
+    try:
+        loss.check_labels(output, LabelsInfo.of(y))
+    except DataError as e:
+        raise DataError(f"{dataset.source}: {e}; model '{model.name}'") from None
+    return replace(dataset, x=x, y=y)
 
 
 def check_inputs(x: NDArray[Any], source: str, model: Model) -> None:

@@ -17,6 +17,7 @@ buffers (``<name>.running_mean``); a layer without a name has its number in the 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from client.errors import ConfigError, ModelError, did_you_mean
 from client.fields import check_keys, describe, find_config, join, parse, read_yaml
 from client.model.graph import InputSpec, Model, Op, Param
 from client.model.layers import LAYERS, Add, Concat, Embedding, Layer, ParamSpec, Shape
+from client.model.losses import Loss
 
 
 def load_model(path: Path) -> Model:
@@ -37,8 +39,13 @@ def load_model(path: Path) -> Model:
     return build_model(read_yaml(path), str(path))
 
 
-def build_model(value: dict[str, Any], where: str) -> Model:
-    """A model from the mapping of its YAML; ModelError or ConfigError naming ``where``."""
+def build_model(
+    value: dict[str, Any], where: str, loss: Loss | None = None, frozen: Sequence[str] = ()
+) -> Model:
+    """A model from the mapping of its YAML; ModelError or ConfigError naming ``where``.
+
+    Its output must fit ``loss``, if one is given. ``frozen``: names of layers or blocks.
+    """
     check_keys(value, ("name", "input", "layers"), where)
     for key in ("name", "input", "layers"):
         if key not in value:
@@ -55,14 +62,36 @@ def build_model(value: dict[str, Any], where: str) -> Model:
         x = builder.layer(entry, name, x, block=i, where=at)
         names.append(name)
     model = Model(value["name"], spec, tuple(builder.tensors), builder.placed(), tuple(names))
-    if len(model.tensors[x]) != 1:
-        raise ModelError(
-            f"{where}: the last layer gives shape {model.tensors[x]}, needs one score per class: "
-            "end with a linear layer"
-        )
+    if loss is not None:
+        try:
+            loss.check_output(model.output_shape)
+        except ModelError as e:
+            raise ModelError(f"{where}: {e}") from None
     if not model.params:
         raise ModelError(f"{where}: the model has no parameters to train")
-    return model
+    return _freeze(model, frozen, where) if frozen else model
+
+
+def _freeze(model: Model, frozen: Sequence[str], where: str) -> Model:
+    """The model with the operations of these layers and blocks frozen."""
+    inside: dict[str, set[str]] = {}  # names of layers and blocks -> operations
+    for op in model.ops:
+        parts = op.name.split(".")
+        for i in range(1, len(parts) + 1):
+            inside.setdefault(".".join(parts[:i]), set()).add(op.name)
+    with_params = {op.name for op in model.ops if op.params}
+    known = [name for name, ops in inside.items() if ops & with_params]
+    for name in frozen:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: train.frozen: found {describe(name)}, allowed: {', '.join(known)}"
+                f"{did_you_mean(name, known)}"
+            )
+    chosen = set().union(*(inside[name] for name in frozen))
+    ops = tuple(dataclasses.replace(op, frozen=op.name in chosen) for op in model.ops)
+    if not any(op.trained for op in ops):
+        raise ConfigError(f"{where}: train.frozen: leaves no parameters to train")
+    return dataclasses.replace(model, ops=ops)
 
 
 class _Builder:

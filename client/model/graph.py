@@ -184,6 +184,12 @@ class Model:
         """The parameters that are trained: all but those of frozen operations."""
         return tuple(param for op in self.ops if op.trained for param in op.params)
 
+    @cached_property
+    def sent(self) -> tuple[Param, ...]:
+        """What a round may change, and a node sends back: parameters and buffers not frozen."""
+        buffers = tuple(buffer for op in self.ops if not op.frozen for buffer in op.buffers)
+        return self.trained + buffers
+
     @property
     def num_params(self) -> int:
         return sum(param.size for param in self.params)

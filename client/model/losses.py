@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from client.errors import ConfigError, DataError, ModelError
+from client.errors import ConfigError, DataError, ModelError, did_you_mean
+from client.fields import describe, join, parse
 from client.model.layers import Shape
 
 Labels = NDArray[Any]
@@ -46,10 +47,14 @@ class Loss(ABC):
         needed = self.labels_shape(output)
         if labels.dtype != self.label_dtype or labels.shape != needed:
             raise DataError(
-                f"y: found {np.dtype(labels.dtype).name} labels of shape {('n', *labels.shape)}, "
-                f"the loss {self.name} needs {np.dtype(self.label_dtype).name} of shape "
-                f"{('n', *needed)} for an output of shape {output}".replace("'n'", "n")
+                f"y: found {labels.dtype} of shape {_of_n(labels.shape)}; for the model's output "
+                f"of shape {output} the loss {self.name} needs {np.dtype(self.label_dtype)} of "
+                f"shape {_of_n(needed)}"
             )
+
+    def random_labels(self, output: Shape, n: int, g: np.random.Generator) -> Labels:
+        """Labels (n, *shape) that fit, to try a program with."""
+        return g.random((n, *self.labels_shape(output)), dtype=np.float32)
 
     def weight(self, labels: Labels) -> float:
         """What a batch with these labels weighs: its loss is a sum divided by this.
@@ -115,6 +120,18 @@ class CrossEntropy(Loss):
         return output[1:]
 
     def check_labels(self, output: Shape, labels: LabelsInfo) -> None:
+        needed = self.labels_shape(output)
+        if labels.dtype != np.int32 and labels.shape == needed:
+            raise DataError(
+                f"y: found {labels.dtype} labels, the loss {self.name} needs whole class numbers: "
+                "use y.astype('int32')"
+            )
+        if not needed and len(labels.shape) == 1:
+            hint = "y.reshape(-1)" if labels.shape[0] == 1 else "y.argmax(1) for one-hot"
+            raise DataError(
+                f"y: found shape (n, {labels.shape[0]}), the loss {self.name} needs one class "
+                f"number each, (n,): use {hint}"
+            )
         super().check_labels(output, labels)
         if labels.least < 0:
             raise DataError(
@@ -125,6 +142,9 @@ class CrossEntropy(Loss):
                 f"y: found label {labels.largest:.0f}, the model has {output[0]} classes "
                 f"(labels 0 to {output[0] - 1})"
             )
+
+    def random_labels(self, output: Shape, n: int, g: np.random.Generator) -> Labels:
+        return g.integers(0, output[0], (n, *self.labels_shape(output))).astype(np.int32)
 
     def weight(self, labels: Labels) -> float:
         if not self.class_weights:
@@ -157,5 +177,22 @@ class MSE(Loss):
     has_accuracy: ClassVar[bool] = False
 
 
+def _of_n(shape: Shape) -> str:
+    return f"({', '.join(['n', *map(str, shape)])})" if shape else "(n,)"
+
+
 LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (CrossEntropy, BCEWithLogits, MSE)}
 """Losses by the name that stands in YAML."""
+
+
+def parse_loss(value: str | dict[str, Any], where: str) -> Loss:
+    """The loss that ``train.loss`` names, alone or with its settings; ConfigError if it is none."""
+    settings = {"name": value} if isinstance(value, str) else dict(value)
+    name = settings.pop("name", None)
+    if not isinstance(name, str) or name not in LOSSES:
+        at = where if isinstance(value, str) else join(where, "name")
+        raise ConfigError(
+            f"{at}: found {describe(name)}, allowed: {', '.join(LOSSES)}"
+            f"{did_you_mean(str(name), LOSSES)}"
+        )
+    return parse(LOSSES[name], settings, where)

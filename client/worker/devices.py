@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from client import backends, parity
-from client.backends.base import DEFAULT_RECIPE, Device, DeviceInfo, Program
+from client.backends.base import DEFAULT_RECIPE, Device, DeviceInfo, Program, Recipe
 from client.config import DevicesConfig
 from client.errors import ConfigError, DeviceError
 from client.model import Model
@@ -29,6 +29,7 @@ class Devices:
     config: DevicesConfig
     model: Model
     excluded: Mapping[str, str] = field(default_factory=dict)
+    recipe: Recipe = DEFAULT_RECIPE
     _open: dict[str, Device] = field(default_factory=dict)
     _programs: dict[tuple[str, int, int | str | None], Program] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class Devices:
         program = self._programs.get((info.key, batch, micro_batch))
         if program is None:
             capacity = self._capacity(device, batch, micro_batch)
-            recipe = replace(DEFAULT_RECIPE, accumulates=capacity < batch)
+            recipe = replace(self.recipe, accumulates=capacity < batch)
             program = device.compile(self.model.whole, capacity, recipe)
             if info.backend != "numpy":
                 self._check(info, device, program)
@@ -94,9 +95,9 @@ class Devices:
         if micro_batch != "auto":
             most = micro_batch or batch
         else:
-            most = device.largest_batch(whole, batch, DEFAULT_RECIPE)
+            most = device.largest_batch(whole, batch, self.recipe)
             if most < batch:  # adding up gradients takes memory, too
-                recipe = replace(DEFAULT_RECIPE, accumulates=True)
+                recipe = replace(self.recipe, accumulates=True)
                 most = max(1, device.largest_batch(whole, batch, recipe))
         if most >= batch:
             return batch

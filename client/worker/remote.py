@@ -14,7 +14,6 @@ from client.backends.base import Metrics
 from client.config import Experiment
 from client.data.shares import Shares
 from client.errors import MismatchError, PocketfedError, WorkerError
-from client.model import build_model
 from client.model.graph import Float32Array, Model
 from client.record import NodeRecord, Placement, record_from_json
 from client.timing import RoundClock, Timing, on_phase
@@ -34,7 +33,7 @@ class RemoteSession:
 
     def __init__(self, experiment: Experiment, base: Path, address: str, token: str) -> None:
         self.experiment = experiment
-        self.model: Model = build_model(experiment.model, f"{experiment.name}: model")
+        self.model: Model = experiment.build()
         self.shares = Shares(experiment, self.model, base)
         self._text = json.dumps(experiment.to_dict())
         self._base = base.resolve()

@@ -16,7 +16,6 @@ from client.backends.base import Device, DeviceData, DeviceInfo, Metrics, Progra
 from client.config import Experiment
 from client.data.shares import NodeData, Shares
 from client.errors import DeviceError, MismatchError, TrainingError
-from client.model import build_model
 from client.model.graph import Float32Array, Model
 from client.placement import planner, probe
 from client.record import NodeRecord, Placement
@@ -85,9 +84,11 @@ class Session:
         self, experiment: Experiment, base: Path, excluded: Mapping[str, str] | None = None
     ) -> None:
         self.experiment = experiment
-        self.model: Model = build_model(experiment.model, f"{experiment.name}: model")
+        self.model: Model = experiment.build()
         self.shares = Shares(experiment, self.model, base)
-        self.devices = Devices(experiment.devices, self.model, excluded or {})
+        self.devices = Devices(
+            experiment.devices, self.model, excluded or {}, experiment.train.recipe
+        )
         self._nodes: dict[str, Node] = {}
 
     def train(

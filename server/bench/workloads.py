@@ -45,8 +45,7 @@ def random_examples(model: Model, batch: int) -> Examples:
     g = generator("bench", SEED)
     n = max(NUM_EXAMPLES, batch)
     x = model.input.draw(g, n)
-    labels = CrossEntropy().labels_shape(model.output_shape)  # one, or one for each step
-    y = g.integers(0, model.num_classes, (n, *labels)).astype(np.int32)
+    y = CrossEntropy().random_labels(model.output_shape, n, g)
     return Examples(x, y, g.permutation(n).astype(np.int32))
 
 

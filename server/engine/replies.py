@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client.errors import ConfigError, PocketfedError
 from client.fields import describe
+from client.model import Model
+from client.model.layers import Shape
+from client.model.losses import Loss
 from client.record import NodeRecord, record_from_json
 from client.wire import ARRAYS, METRICS, RECORD
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 MAX_EXAMPLES = 2**31
 
-METRIC_KEYS = {
-    "train": ("num-examples", "train-loss", "train-accuracy"),
-    "evaluate": ("num-examples", "eval-loss", "eval-accuracy"),
-}
+
+@dataclass(frozen=True)
+class Expected:
+    """What replies must bring.
+
+    ``sent``: names and shapes of the values that come back, ``frozen``: of those that need not.
+    """
+
+    sent: Mapping[str, Shape]
+    frozen: Mapping[str, Shape]
+    accuracy: bool  # whether predictions are right or wrong
+
+    @classmethod
+    def of(cls, model: Model, loss: Loss) -> Expected:
+        """Of a model that is trained by a loss."""
+        sent = {value.name: value.shape for value in model.sent}
+        frozen = {v.name: v.shape for v in model.values if v.name not in sent}
+        return cls(sent, frozen, loss.has_accuracy)
+
+    def metrics(self, task: str) -> tuple[str, ...]:
+        """The keys of a reply's metrics."""
+        kind = "train" if task == "train" else "eval"
+        accuracy = [f"{kind}-accuracy"] if self.accuracy else []
+        return ("num-examples", f"{kind}-loss", *accuracy)
 
 
 class RejectedError(PocketfedError):
@@ -31,17 +53,16 @@ class RejectedError(PocketfedError):
         self.record = record
 
 
-def check_reply(content: RecordDict, task: str, partition: str, shapes: Shapes) -> NodeRecord:
+def check_reply(content: RecordDict, task: str, partition: str, expected: Expected) -> NodeRecord:
     """The node's record of a reply fit to be aggregated; RejectedError says why it is not.
 
-    ``shapes``: names and shapes of the model's values, which a reply to "train" must bring
-    as finite float32 arrays.
+    A reply to "train" brings what is not frozen as finite float32 arrays.
     """
     record = _record(content, partition)
     try:
-        _check_metrics(content, task, record)
+        _check_metrics(content, expected.metrics(task), record)
         if task == "train":
-            _check_arrays(content, shapes)
+            _check_arrays(content, expected.sent)
             if record.placement is None:
                 raise RejectedError("record.placement: is missing")
     except RejectedError as e:
@@ -49,10 +70,11 @@ def check_reply(content: RecordDict, task: str, partition: str, shapes: Shapes) 
     return record
 
 
-def check_foreign_reply(content: RecordDict, task: str, shapes: Shapes) -> None:
+def check_foreign_reply(content: RecordDict, task: str, expected: Expected) -> None:
     """RejectedError if the reply of a node that runs another ClientApp cannot be aggregated.
 
-    Of its metrics, those that are ours (and num-examples, which it must bring) are kept.
+    Of its metrics, those that are ours (and num-examples, which it must bring) are kept; what is
+    frozen it may bring, and it is left out.
     """
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord) or len(content.metric_records) != 1:
@@ -62,11 +84,15 @@ def check_foreign_reply(content: RecordDict, task: str, shapes: Shapes) -> None:
         raise RejectedError(
             f"metrics.num-examples: found {count}, needs a whole number from 1 to {MAX_EXAMPLES}"
         )
-    for key in set(metrics) - set(METRIC_KEYS[task]):
+    for key in set(metrics) - set(expected.metrics(task)):
         del metrics[key]
     _check_finite(metrics)
     if task == "train":
-        _check_arrays(content, shapes)
+        arrays = content.get(ARRAYS)
+        if isinstance(arrays, ArrayRecord):
+            for name in set(arrays) & set(expected.frozen):
+                del arrays[name]
+        _check_arrays(content, expected.sent)
 
 
 def keep_common_metrics(replies: list[Message]) -> None:
@@ -88,14 +114,12 @@ def payload_nbytes(message: Message) -> int:
     )
 
 
-def _check_metrics(content: RecordDict, task: str, record: NodeRecord) -> None:
+def _check_metrics(content: RecordDict, keys: tuple[str, ...], record: NodeRecord) -> None:
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord) or len(content.metric_records) != 1:
         raise RejectedError(f"needs exactly one MetricRecord, under '{METRICS}'")
-    if set(metrics) != set(METRIC_KEYS[task]):
-        raise RejectedError(
-            f"metrics: found {sorted(metrics)}, needs {', '.join(METRIC_KEYS[task])}"
-        )
+    if set(metrics) != set(keys):
+        raise RejectedError(f"metrics: found {sorted(metrics)}, needs {', '.join(keys)}")
     _check_finite(metrics)
     count = metrics["num-examples"]
     if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
@@ -114,7 +138,7 @@ def _check_finite(metrics: MetricRecord) -> None:
             raise RejectedError(f"metrics.{key}: found {describe(value)}, needs a finite number")
 
 
-def _check_arrays(content: RecordDict, shapes: Shapes) -> None:
+def _check_arrays(content: RecordDict, shapes: Mapping[str, Shape]) -> None:
     arrays = content.get(ARRAYS)
     if not isinstance(arrays, ArrayRecord) or len(content.array_records) != 1:
         raise RejectedError(f"needs exactly one ArrayRecord, under '{ARRAYS}'")
@@ -123,7 +147,7 @@ def _check_arrays(content: RecordDict, shapes: Shapes) -> None:
     if missing or extra:
         raise RejectedError(
             f"arrays: missing {', '.join(missing) or 'none'}, "
-            f"not in the model: {', '.join(extra) or 'none'}"
+            f"not trained in the model: {', '.join(extra) or 'none'}"
         )
     for name, shape in shapes.items():
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.exception import AppExitException
 from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import Strategy
@@ -29,6 +29,7 @@ from client.record import Event, NodeRecord
 from server.engine.checkpoint import Checkpoints, State, strategy_state
 from server.engine.nodes import Nodes
 from server.engine.replies import (
+    Expected,
     RejectedError,
     check_foreign_reply,
     check_reply,
@@ -101,6 +102,7 @@ class _Arrived:
 class Rounds:
     """What the rounds of a run work on.
 
+    The strategy works on what nodes send back alone; what is frozen is added to its messages.
     ``evaluate``: (loss, accuracy) of the global model on the central examples, None if there are
     none.
     """
@@ -129,7 +131,7 @@ class Rounds:
         partitions = [self._partition(task) for task in tasks]
         self.observer.round_started(number, self.experiment.federation.rounds, partitions)
         replies = self._exchange(number, "train", tasks)
-        arrays, train_loss = self._aggregate_train(number, replies)
+        arrays, train_loss = self._aggregate_train(number, arrays, replies)
         loss, accuracy = self.evaluate(arrays) if self.evaluate else (None, None)
         node_loss, node_accuracy = self._evaluate_on_nodes(number, arrays)
         saved = self.checkpoints.save(
@@ -150,6 +152,7 @@ class Rounds:
             node_accuracy=node_accuracy,
             wall_s=time.monotonic() - began_s,
             replies=len(replies),
+            lr=self._lr(number),
             checkpoint=saved.name,
             checkpoint_sha256=saved.sha256,
         )
@@ -180,23 +183,40 @@ class Rounds:
         grid = OrderedGrid(self.nodes.grid, self.nodes.names)
         with keyed_random("sample", self.experiment.seed, number):
             messages = self.strategy.configure_train(
-                number, wire.arrays_to_record(arrays), ConfigRecord(), grid
+                number, wire.arrays_to_record(self._sent(arrays)), ConfigRecord(), grid
             )
+        frozen = self._frozen(arrays)
         tasks = []
         for message in sorted(messages, key=self._partition):
             partition = self._partition(message)
             if self.choices.takes_part(number, partition):
-                tasks.append(self._task(message, number, self.choices.of(number, partition)))
+                choice = self.choices.of(number, partition)
+                tasks.append(self._task(message, number, frozen, choice))
             else:
                 text = "took no part in this round of the run that is repeated"
                 self._note(number, partition, Event("left out", text))
         return tasks
 
-    def _task(self, message: Message, number: int, choice: str) -> Message:
+    def _sent(self, arrays: Arrays) -> Arrays:
+        return {value.name: arrays[value.name] for value in self.model.sent}
+
+    def _frozen(self, arrays: Arrays) -> ArrayRecord:
+        sent = {value.name for value in self.model.sent}
+        return wire.arrays_to_record({k: v for k, v in arrays.items() if k not in sent})
+
+    def _lr(self, number: int) -> float:
+        train = self.experiment.train
+        return train.schedule.lr(train.lr, number, self.experiment.federation.rounds)
+
+    def _task(self, message: Message, number: int, frozen: ArrayRecord, choice: str) -> Message:
         content = dict(message.content)
+        if frozen:
+            arrays = content[wire.ARRAYS]
+            assert isinstance(arrays, ArrayRecord)
+            content[wire.ARRAYS] = ArrayRecord({**arrays, **frozen})
         config = content[wire.CONFIG]
         assert isinstance(config, ConfigRecord)
-        ours = wire.task_config(self.experiment, self.model, number, choice)
+        ours = wire.task_config(self.experiment, self.model, number, self._lr(number), choice)
         # the strategy gives all nodes one record; a choice is one node's
         content[wire.CONFIG] = ConfigRecord({**config, **ours})
         message.content = RecordDict(content)
@@ -266,12 +286,12 @@ class Rounds:
                 error = self._too_late() or text
                 return _row(number, task, sent, "late", error, arrived)
             return _row(number, task, sent, "failed", text, arrived)
-        shapes = {p.name: p.shape for p in self.model.values}
+        expected = Expected.of(self.model, self.experiment.train.recipe.loss)
         try:
             if sent.partition in self.nodes.foreign:
-                check_foreign_reply(reply.content, task, shapes)
+                check_foreign_reply(reply.content, task, expected)
                 return _row(number, task, sent, "ok", None, arrived)
-            record = check_reply(reply.content, task, sent.partition, shapes)
+            record = check_reply(reply.content, task, sent.partition, expected)
         except RejectedError as e:
             return _row(number, task, sent, "rejected", str(e), arrived, e.record)
         return _row(number, task, sent, "ok", None, arrived, record)
@@ -302,7 +322,9 @@ class Rounds:
             f"federation.quorum is {self.experiment.federation.quorum}{cause}"
         )
 
-    def _aggregate_train(self, number: int, replies: list[Message]) -> tuple[Arrays, float | None]:
+    def _aggregate_train(
+        self, number: int, before: Arrays, replies: list[Message]
+    ) -> tuple[Arrays, float | None]:
         """The new global parameters in float32, and the nodes' mean loss, if all report it."""
         keep_common_metrics(replies)
         try:
@@ -313,8 +335,8 @@ class Rounds:
         if record is None or metrics is None:
             raise RoundError(f"round {number}: the strategy gave no new parameters")
         found = wire.record_to_arrays(record)
-        arrays: Arrays = {}
-        for p in self.model.values:
+        arrays = dict(before)
+        for p in self.model.sent:
             with np.errstate(over="ignore"):
                 arrays[p.name] = found[p.name].astype(np.float32)
             if not np.isfinite(arrays[p.name]).all():
@@ -324,26 +346,28 @@ class Rounds:
                 )
         return arrays, _number(metrics["train-loss"]) if "train-loss" in metrics else None
 
-    def _evaluate_on_nodes(
-        self, number: int, arrays: Arrays
-    ) -> tuple[float, float] | tuple[None, None]:
+    def _evaluate_on_nodes(self, number: int, arrays: Arrays) -> tuple[float | None, float | None]:
         """Mean (loss, accuracy) on the nodes' held-out examples, if the experiment asks for it."""
         if not self.experiment.federation.evaluate_nodes:
             return None, None
         grid = OrderedGrid(self.nodes.grid, self.nodes.names)
         with keyed_random("sample to evaluate", self.experiment.seed, number):
             messages = self.strategy.configure_evaluate(
-                number, wire.arrays_to_record(arrays), ConfigRecord(), grid
+                number, wire.arrays_to_record(self._sent(arrays)), ConfigRecord(), grid
             )
-        tasks = [self._task(m, number, "") for m in sorted(messages, key=self._partition)]
+        frozen = self._frozen(arrays)
+        tasks = [self._task(m, number, frozen, "") for m in sorted(messages, key=self._partition)]
         replies = self._exchange(number, "evaluate", tasks)
         keep_common_metrics(replies)
         metrics = self.strategy.aggregate_evaluate(number, replies)
-        if metrics is None or not {"eval-loss", "eval-accuracy"} <= set(metrics):
+        accurate = self.experiment.train.recipe.loss.has_accuracy
+        needed = {"eval-loss", "eval-accuracy"} if accurate else {"eval-loss"}
+        if metrics is None or not needed <= set(metrics):
             text = "no node gave a usable evaluation"
             self._note(number, None, Event("evaluation", text))
             return None, None
-        return _number(metrics["eval-loss"]), _number(metrics["eval-accuracy"])
+        accuracy = _number(metrics["eval-accuracy"]) if accurate else None
+        return _number(metrics["eval-loss"]), accuracy
 
     def _note(self, number: int, partition: str | None, event: Event) -> None:
         self.store.add_event(event.kind, event.message, number, partition)
