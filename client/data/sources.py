@@ -17,7 +17,7 @@ from client.data.npz import load_npz, load_npz_inputs
 from client.data.packaged import PACKAGED, load_packaged
 from client.errors import DataError, did_you_mean
 from client.model.graph import Model
-from client.model.losses import LabelsInfo, Loss
+from client.model.losses import CrossEntropy, LabelsInfo, Loss
 
 
 def load(source: str, base: Path | None = None) -> Dataset:
@@ -89,6 +89,15 @@ def fit_to(dataset: Dataset, model: Model, loss: Loss) -> Dataset:
         y = y.astype(np.float32, copy=False)
         if y.ndim == 1 and loss.labels_shape(output) == (1,):
             y = y[:, None]
+    if isinstance(loss, CrossEntropy) and y.dtype == np.int32:
+        over = np.flatnonzero(y >= output[0])
+        if len(over):
+            first = [int(i) for i in np.unravel_index(over[0], y.shape)]
+            raise DataError(
+                f"{dataset.source}: y: class {y.flat[over[0]]} at index "
+                f"{first[0] if y.ndim == 1 else first}, "
+                f"model '{model.name}' has {output[0]} classes (0 to {output[0] - 1})"
+            )
     try:
         loss.check_labels(output, LabelsInfo.of(y))
     except DataError as e:

@@ -62,13 +62,13 @@ def build_model(
         x = builder.layer(entry, name, x, block=i, where=at)
         names.append(name)
     model = Model(value["name"], spec, tuple(builder.tensors), builder.placed(), tuple(names))
+    if not model.params:
+        raise ModelError(f"{where}: the model has no parameters to train")
     if loss is not None:
         try:
             loss.check_output(model.output_shape)
         except ModelError as e:
             raise ModelError(f"{where}: {e}") from None
-    if not model.params:
-        raise ModelError(f"{where}: the model has no parameters to train")
     return _freeze(model, frozen, where) if frozen else model
 
 

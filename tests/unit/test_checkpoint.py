@@ -44,7 +44,7 @@ def state(number: int = 3, **more: Any) -> State:
 
 
 def info(number: int, name: str, checksum: str) -> RoundInfo:
-    return RoundInfo(number, None, None, None, None, None, 1.0, 2, name, checksum)
+    return RoundInfo(number, None, None, None, None, None, 1.0, 2, 0.1, name, checksum)
 
 
 def assert_equal(found: Any, expected: Any) -> None:

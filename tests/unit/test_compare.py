@@ -58,7 +58,7 @@ def write_run(folder: Path, rows: list[NodeRound], whole: int = 3) -> Path:
             store.add_node_round(row)
         for number in range(1, whole + 1):
             store.add_round(
-                RoundInfo(number, 1.0, 0.5, 1.1, None, None, 2.0, 2, f"r{number}", "00")
+                RoundInfo(number, 1.0, 0.5, 1.1, None, None, 2.0, 2, 0.1, f"r{number}", "00")
             )
     return folder
 

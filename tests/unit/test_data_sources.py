@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from client.config import DataConfig
-from client.data import Dataset, check_against, load, load_for
+from client.data import Dataset, fit_to, load
 from client.errors import DataError, MissingExtraError
 from client.fields import find_config, parse, read_yaml
 from client.model import Model, build_model, load_model
+from client.model.losses import CrossEntropy
 
 
 def save(path: Path, n: int = 4) -> Path:
@@ -35,7 +36,7 @@ def test_mnist_has_5000_images_500_of_each_digit() -> None:
     # Mean and deviation of MNIST's 60,000 training images are 0.1307 and 0.3081.
     assert mnist.x.mean() / 255 == pytest.approx(0.1307, abs=0.003)
     assert mnist.x.std() / 255 == pytest.approx(0.3081, abs=0.003)
-    check_against(mnist, lenet5())
+    fit_to(mnist, lenet5(), CrossEntropy())
 
 
 def test_digits_keep_their_17_levels_in_order() -> None:
@@ -126,19 +127,19 @@ def test_examples_of_another_shape_do_not_fit_the_model() -> None:
     with pytest.raises(
         DataError, match=r"some\.npz: x: .* \(1, 8, 8\), model 'lenet5' needs \(1, 28, 28\)$"
     ):
-        check_against(dataset(x, [0, 1]), lenet5())
+        fit_to(dataset(x, [0, 1]), lenet5(), CrossEntropy())
 
 
 def test_channels_last_are_told_how_to_turn() -> None:
     with pytest.raises(DataError, match=r"x\.transpose\(0, 3, 1, 2\)"):
-        check_against(dataset(np.zeros((2, 28, 28, 1), np.uint8), [0, 1]), lenet5())
+        fit_to(dataset(np.zeros((2, 28, 28, 1), np.uint8), [0, 1]), lenet5(), CrossEntropy())
 
 
 def test_more_classes_than_the_model_has_do_not_fit() -> None:
     x = np.zeros((3, 1, 28, 28), np.uint8)
-    check_against(dataset(x, [0, 5, 9]), lenet5())
+    fit_to(dataset(x, [0, 5, 9]), lenet5(), CrossEntropy())
     with pytest.raises(DataError, match=r"y: class 10 at index 1, .* 10 classes \(0 to 9\)"):
-        check_against(dataset(x, [0, 10, 12]), lenet5())
+        fit_to(dataset(x, [0, 10, 12]), lenet5(), CrossEntropy())
 
 
 def reader() -> Model:
@@ -152,7 +153,7 @@ def reader() -> Model:
 def test_tokens_of_any_type_are_kept_as_bytes(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "tokens.npz"
     np.savez(path, x=np.array([[0, 1, 2], [8, 7, 6]], dtype), y=np.array([0, 1]))
-    x = load_for(reader(), str(path)).x
+    x = fit_to(load(str(path)), reader(), CrossEntropy()).x
     assert x.dtype == np.uint8
     np.testing.assert_array_equal(x, [[0, 1, 2], [8, 7, 6]])
 
@@ -165,7 +166,7 @@ def test_what_is_no_token_is_named_by_row_and_step(value: float, text: str) -> N
         DataError,
         match=rf"some\.npz: x: found {text} in row 2 at step 1, .* 0 to 8 .*; 2 of 12",
     ):
-        check_against(dataset(x, [0, 1, 1, 0]), reader())
+        fit_to(dataset(x, [0, 1, 1, 0]), reader(), CrossEntropy())
 
 
 @pytest.mark.parametrize("name", ["mnist_dirichlet", "digits_iid"])

@@ -79,7 +79,9 @@ def test_predictions_need_no_labels(trained: Trained, tmp_path: Path) -> None:
     x, _ = fakes.examples(20)
     path = tmp_path / "unlabelled.npz"
     np.savez(path, x=x)
-    rows = inference.predict(trained, str(path), "numpy")
+    found = inference.predict(trained, str(path), "numpy")
+    assert found.columns == ("example", "class", "probability")
+    rows = found.rows
     logits = fakes.logits(trained.params, x)
     e = np.exp(logits - logits.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
@@ -98,7 +100,8 @@ def test_examples_of_another_shape_are_refused(trained: Trained, tmp_path: Path)
 
 def test_predictions_as_csv(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    inference.write_predictions(path, [(0, 2, 0.75), (1, 0, 0.5)])
+    found = inference.Predictions(("example", "class", "probability"), [(0, 2, 0.75), (1, 0, 0.5)])
+    inference.write_predictions(path, found)
     with path.open(newline="") as f:
         assert list(csv.reader(f)) == [
             ["example", "class", "probability"],
@@ -106,7 +109,7 @@ def test_predictions_as_csv(tmp_path: Path) -> None:
             ["1", "0", "0.5"],
         ]
     with pytest.raises(StoreError, match="cannot be written"):
-        inference.write_predictions(tmp_path / "none" / "out.csv", [])
+        inference.write_predictions(tmp_path / "none" / "out.csv", found)
 
 
 # -- other backends --------------------------------------------------------------------------

@@ -59,7 +59,7 @@ FAILED = replace(
 
 def info(number: int, accuracy: float | None = 0.75) -> RoundInfo:
     loss = None if accuracy is None else 0.8
-    return RoundInfo(number, loss, accuracy, 1.1, None, None, 2.5, 2, f"r{number}", "00")
+    return RoundInfo(number, loss, accuracy, 1.1, None, None, 2.5, 2, 0.1, f"r{number}", "00")
 
 
 def tell(observer: Observer, folder: Path = Path("runs/tiny")) -> None:

@@ -57,7 +57,7 @@ def node_round(number: int, partition: str, **more: object) -> NodeRound:
 
 
 def round_info(number: int, accuracy: float = 0.5) -> RoundInfo:
-    return RoundInfo(number, 1.0, accuracy, 1.1, None, None, 2.0, 2, f"r{number}", "00")
+    return RoundInfo(number, 1.0, accuracy, 1.1, None, None, 2.0, 2, 0.1, f"r{number}", "00")
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ PARAMS = initialise(MODEL, seed=1)
 
 
 def message(experiment: Experiment, choice: str = "", **over: Any) -> Message:
-    config = {**wire.task_config(experiment, MODEL, 7, choice), **over}
+    config = {**wire.task_config(experiment, MODEL, 7, 0.1, choice), **over}
     content = RecordDict(
         {
             wire.ARRAYS: wire.arrays_to_record(MODEL.views(PARAMS)),
