@@ -147,7 +147,7 @@ def _check_arrays(content: RecordDict, shapes: Mapping[str, Shape]) -> None:
     if missing or extra:
         raise RejectedError(
             f"arrays: missing {', '.join(missing) or 'none'}, "
-            f"not trained in the model: {', '.join(extra) or 'none'}"
+            f"not in the model: {', '.join(extra) or 'none'}"
         )
     for name, shape in shapes.items():
         try:

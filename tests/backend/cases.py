@@ -7,15 +7,16 @@ is never a multiple of the batch, so that the last batch of an epoch is a smalle
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import Hyper
+from client.backends.base import Hyper, OptimizerName, Recipe
 from client.model import Model, build_model, initialise, load_model
+from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Labels, Loss
 from client.random import generator
 
 FROZEN = Path(__file__).parent / "frozen"
@@ -29,13 +30,17 @@ HYPERS = {
     "proximal": Hyper(lr=0.05, momentum=0.9, proximal_mu=0.5),
     "all": Hyper(lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01, proximal_mu=0.1),
     "clip": Hyper(lr=0.05, momentum=0.9, clip_norm=0.5),
+    "adam": Hyper(lr=0.01),
+    "adam_all": Hyper(
+        lr=0.02, weight_decay=0.1, betas=(0.7, 0.9), eps=1e-3, proximal_mu=0.5, clip_norm=0.3
+    ),
     "clip_all": Hyper(lr=0.1, momentum=0.8, weight_decay=0.01, proximal_mu=0.5, clip_norm=0.2),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its batch, the type of its data and the optimizers it is trained with."""
+    """A network, its batch, the type of its data, and how it is trained."""
 
     name: str
     input: dict[str, Any]
@@ -43,17 +48,24 @@ class Case:
     batch: int
     dtype: str = "float32"
     hypers: tuple[str, ...] = ("momentum",)
+    loss: Loss = field(default_factory=CrossEntropy)
+    optimizer: OptimizerName = "sgd"
+    frozen: tuple[str, ...] = ()
 
     @property
     def model(self) -> Model:
         mapping = {"name": self.name, "input": self.input, "layers": list(self.layers)}
-        return build_model(mapping, self.name)
+        return build_model(mapping, self.name, self.loss, self.frozen)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.loss, self.optimizer)
 
     @property
     def path(self) -> Path:
         return FROZEN / f"{self.name}.npz"
 
-    def data(self) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
+    def data(self) -> tuple[NDArray[Any], Labels, NDArray[np.int32]]:
         """(x, y, orders): examples for two and a half batches, and the orders of STEPS steps."""
         g = generator("frozen", self.name)
         n = 2 * self.batch + (self.batch + 1) // 2
@@ -64,7 +76,7 @@ class Case:
             x = g.integers(0, 256, shape, np.uint8)
         else:
             x = g.normal(size=shape).astype(np.float32)
-        y = g.integers(0, self.model.num_classes, n).astype(np.int32)
+        y = self.loss.random_labels(self.model.output_shape, n, g)
         epochs = -(-STEPS // steps_per_epoch(n, self.batch))
         return x, y, np.stack([g.permutation(n) for _ in range(epochs)]).astype(np.int32)
 
@@ -604,6 +616,110 @@ CASES = (
         hypers=("nesterov",),
     ),
 )
+
+RECIPES = (
+    Case(
+        "cross_entropy_weighted",
+        flat(17),
+        (linear(33), "relu", linear(5)),
+        33,
+        loss=CrossEntropy(0.2, (0.5, 3.0, 1.0, 0.1, 1.7)),
+        optimizer="adam",
+        hypers=("adam", "adam_all"),
+    ),
+    Case(
+        "cross_entropy_smoothed",
+        image(2, 5, 4),
+        (conv(3, 3), "relu", "flatten", linear(31)),
+        2,
+        loss=CrossEntropy(0.1),
+    ),
+    Case(
+        "cross_entropy_of_steps",
+        {"shape": [2, 33]},
+        (conv1d(5, 3, padding=1), "relu", conv1d(7, 2)),
+        5,
+        optimizer="adamw",
+        hypers=("adam", "adam_all"),
+    ),
+    Case(
+        "cross_entropy_of_steps_weighted",
+        {"shape": [3, 17]},
+        (conv1d(5, 3, padding=1), "relu", conv1d(2, 1)),
+        31,
+        loss=CrossEntropy(0.3, (0.25, 2.0)),
+        hypers=("clip_all",),
+    ),
+    Case(
+        "bce_one_output",
+        flat(5),
+        (linear(32), "relu", linear(1)),
+        64,
+        loss=BCEWithLogits(),
+        hypers=("nesterov",),
+    ),
+    Case(
+        "bce_many_outputs",
+        flat(31),
+        (linear(5), "relu", linear(517)),
+        5,
+        loss=BCEWithLogits(),
+        optimizer="adamw",
+        hypers=("adam", "adam_all"),
+    ),
+    Case(
+        "mse_image",
+        image(2, 9, 7),
+        (conv(5, 3, padding=1), "relu", conv(5, 3, padding=1)),
+        3,
+        loss=MSE(),
+        optimizer="adam",
+        hypers=("adam", "adam_all"),
+    ),
+    Case("mse_flat", flat(33), (linear(31), "relu", linear(65)), 32, loss=MSE(), hypers=("all",)),
+    Case(
+        "frozen_first",
+        image(2, 9, 8),
+        (
+            conv(5, 3, name="conv1"),
+            "relu",
+            maxpool(2),
+            conv(31, 2, groups=1, name="conv2"),
+            "relu",
+            "flatten",
+            linear(33, name="fc1"),
+            "relu",
+            linear(5),
+        ),
+        31,
+        frozen=("conv1", "conv2"),
+        hypers=("momentum", "clip_all"),
+    ),
+    Case(
+        "frozen_between",
+        image(2, 7, 5),
+        (
+            conv(5, 3, padding=1),
+            {
+                "type": "residual",
+                "name": "block",
+                "body": [conv(5, 3, padding=1), "relu", conv(5, 1, groups=5)],
+            },
+            "relu",
+            "flatten",
+            linear(33, name="fc1"),
+            "relu",
+            linear(17),
+            linear(31, name="fc2"),
+            linear(5),
+        ),
+        5,
+        optimizer="adam",
+        frozen=("block", "fc1", "fc2"),
+        hypers=("adam", "adam_all"),
+    ),
+)
+"""Every loss, optimizer and kind of freezing."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from client.backends.base import DEFAULT_RECIPE, Device, DeviceData, Hyper, Prog
 from client.backends.numpy.device import NumpyDevice
 from client.errors import DeviceError
 from client.model import Model, build_model, initialise
+from client.model.losses import Labels
 from tests.tolerance import assert_close
 
 KEY = 0x0123_4567_89AB_CDEF
@@ -63,7 +65,7 @@ class Subject:
         model: Model,
         capacity: int,
         x: NDArray[Any],
-        y: NDArray[np.int32],
+        y: Labels,
         params: NDArray[np.float32] | None = None,
         recipe: Recipe = DEFAULT_RECIPE,
         batch: int | None = None,
@@ -73,6 +75,7 @@ class Subject:
         self.program: Program = device.compile(model.whole, capacity, recipe)
         self.data: DeviceData = device.load(x, y)
         self.capacity = capacity
+        self.predictions = prod(recipe.loss.labels_shape(model.output_shape))
         self.reset(batch=batch)
 
     def reset(self, order: NDArray[np.int32] | None = None, batch: int | None = None) -> None:
@@ -104,8 +107,8 @@ class Subject:
             count = min(self.batch, len(self.order) - start)
             self.program.step(start, count, hyper)
             metrics = self.program.read_metrics()
-            assert metrics.count == count
-            losses.append(metrics.loss_sum / count)
+            assert metrics.count == count * self.predictions
+            losses.append(metrics.loss)
         return losses
 
     def release(self) -> None:

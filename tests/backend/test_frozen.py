@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 
 from client.backends import get
 from client.backends.base import Device
-from tests.backend.cases import CASES, HYPERS, STEPS, TRAJECTORIES, Case, Trajectory, digest
+from client.model.losses import BCEWithLogits, CrossEntropy
+from tests.backend.cases import (
+    CASES,
+    HYPERS,
+    RECIPES,
+    STEPS,
+    TRAJECTORIES,
+    Case,
+    Trajectory,
+    digest,
+)
 from tests.backend.harness import Subject, assert_tensors_close, found_devices, numpy_device
 from tests.tolerance import assert_close
 
@@ -24,6 +34,7 @@ def read(case: Case | Trajectory) -> Frozen:
         return {key: file[key] for key in file.files}
 
 
+ALL = (*CASES, *RECIPES)
 FLOAT64 = "numpy in float64"
 
 
@@ -47,7 +58,8 @@ def subjects(any_device: Device) -> Iterator[Subjects]:
         if case.name not in made:
             frozen = read(case)
             data = frozen["x"], frozen["y"], frozen["params"]
-            made[case.name] = Subject(any_device, case.model, case.batch + 3, *data), frozen
+            subject = Subject(any_device, case.model, case.batch + 3, *data, case.recipe)
+            made[case.name] = subject, frozen
         return made[case.name]
 
     yield subject_of
@@ -55,7 +67,16 @@ def subjects(any_device: Device) -> Iterator[Subjects]:
         subject.release()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def right(case: Case, output: NDArray[Any], labels: NDArray[Any]) -> int | None:
+    """How many predictions are, by the loss."""
+    if isinstance(case.loss, CrossEntropy):
+        return np.count_nonzero(output.argmax(axis=1) == labels)
+    if isinstance(case.loss, BCEWithLogits):
+        return np.count_nonzero((output > 0) == (labels > 0.5))
+    return None
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_first_batch(subjects: Subjects, case: Case) -> None:
     subject, frozen = subjects(case)
     subject.reset(frozen["orders"][0], case.batch)
@@ -64,16 +85,19 @@ def test_first_batch(subjects: Subjects, case: Case) -> None:
     metrics = subject.program.read_metrics()
     assert_close("logits", logits, frozen["logits64"], frozen["logits32"])
     largest = float(np.abs(frozen["logits64"]).max())
-    loss = np.asarray(metrics.loss_sum / metrics.count, logits.dtype)
+    loss = np.asarray(metrics.loss, logits.dtype)
     assert_close("loss", loss, frozen["loss64"], frozen["loss32"], largest)
     labels = frozen["y"][frozen["orders"][0][: case.batch]]
-    assert metrics.correct == np.count_nonzero(frozen["logits64"].argmax(axis=1) == labels)
+    assert metrics.correct == right(case, frozen["logits64"], labels)
+    rows = frozen["y"][frozen["orders"][0][: case.batch]]
+    assert metrics.weight == pytest.approx(case.loss.weight(rows), rel=1e-6)
+    assert subject.program.weight(0, case.batch) == case.loss.weight(rows)
     assert_tensors_close(case.model, "gradient", grads, frozen["grads64"], frozen["grads32"])
 
 
 @pytest.mark.parametrize(
     ("case", "hyper"),
-    [pytest.param(c, h, id=f"{c.name}-{h}") for c in CASES for h in c.hypers],
+    [pytest.param(c, h, id=f"{c.name}-{h}") for c in ALL for h in c.hypers],
 )
 def test_ten_steps(subjects: Subjects, case: Case, hyper: str) -> None:
     """Losses of ten steps and the parameters after them; epochs end with a smaller batch."""

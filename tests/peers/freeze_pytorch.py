@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from client.backends.base import Hyper
+from client.backends.base import DEFAULT_RECIPE, Hyper, OptimizerName, Recipe
 from client.model import Model, initialise
+from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Labels, Loss
 from server.peer_torch import twin
 from tests.backend.cases import (
     CASES,
     HYPERS,
+    RECIPES,
     STEPS,
     TRAJECTORIES,
     Case,
@@ -48,18 +50,23 @@ class Peer:
         model: Model,
         params: NDArray[np.float32],
         x: NDArray[Any],
-        y: NDArray[np.int32],
+        y: Labels,
         dtype: torch.dtype,
+        recipe: Recipe = DEFAULT_RECIPE,
     ) -> None:
-        self.model = model
+        self.model, self.recipe = model, recipe
         self.net = twin(model).to(dtype)
+        trained = {p.name for p in model.trained}
+        for name, p in self.net.named_parameters():
+            p.requires_grad_(name in trained)
         self.load(params)
         factor, shift = (
             torch.from_numpy(v).to(dtype).reshape(-1, *[1] * (len(model.input.shape) - 1))
             for v in model.input.affine(x.dtype)
         )
         self.x = torch.from_numpy(x).to(dtype) * factor + shift
-        self.y = torch.from_numpy(y).long()
+        self.y = torch.from_numpy(y).to(torch.long if y.dtype == np.int32 else dtype)
+        self.criterion = _criterion(recipe.loss).to(dtype)
 
     def load(self, params: NDArray[np.float32]) -> None:
         """Set all values."""
@@ -68,42 +75,65 @@ class Peer:
         self.start = {k: v.detach().clone() for k, v in self.net.named_parameters()}
 
     def loss(self, rows: NDArray[np.int32]) -> torch.Tensor:
-        """Mean cross-entropy of the examples ``rows``."""
+        """Mean loss of the examples ``rows``."""
         index = torch.from_numpy(rows).long()
         with warnings.catch_warnings():
             # PyTorch warns that 'same' with an even kernel copies its input; the numbers are right
             warnings.filterwarnings("ignore", message="Using padding='same'")
             self.logits = self.net(self.x[index])
-        return torch.nn.functional.cross_entropy(self.logits, self.y[index])
+        return self.criterion(self.logits, self.y[index])
 
     def flat(self, what: str) -> NDArray[Any]:
-        """Values ("data") or the parameters' gradients ("grad"), flat, in the model's order."""
+        """Values ("data") or the parameters' gradients ("grad"; 0 for none), flat, in order."""
         named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
         wanted = self.model.values if what == "data" else self.model.params
-        parts = [getattr(named[p.name], what).numpy().ravel() for p in wanted]
-        return np.concatenate(parts).copy()
+        found = [(named[p.name], getattr(named[p.name], what)) for p in wanted]
+        parts = [(torch.zeros_like(p) if v is None else v).detach() for p, v in found]
+        return np.concatenate([v.numpy().ravel() for v in parts]).copy()
 
     def train(self, batches: Iterator[NDArray[np.int32]], hyper: Hyper) -> list[float]:
         """The loss of each step."""
-        sgd = torch.optim.SGD(
-            self.net.parameters(),
+        params = [p for p in self.net.parameters() if p.requires_grad]
+        optimizer = _optimizer(self.recipe.optimizer, params, hyper)
+        losses = []
+        for rows in batches:
+            optimizer.zero_grad()
+            loss = self.loss(rows)
+            loss.backward()
+            for name, p in self.net.named_parameters():
+                if p.requires_grad:
+                    p.grad += hyper.proximal_mu * (p.detach() - self.start[name])
+            if hyper.clip_norm:
+                torch.nn.utils.clip_grad_norm_(params, hyper.clip_norm)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+
+def _criterion(loss: Loss) -> torch.nn.Module:
+    """PyTorch's own loss."""
+    match loss:
+        case CrossEntropy(smoothing, weights):
+            given = torch.tensor(weights, dtype=torch.float64) if weights else None
+            return torch.nn.CrossEntropyLoss(given, label_smoothing=smoothing)
+        case BCEWithLogits():
+            return torch.nn.BCEWithLogitsLoss()
+    assert isinstance(loss, MSE)
+    return torch.nn.MSELoss()
+
+
+def _optimizer(name: OptimizerName, params: list[Any], hyper: Hyper) -> torch.optim.Optimizer:
+    """PyTorch's own, new."""
+    if name == "sgd":
+        return torch.optim.SGD(
+            params,
             hyper.lr,
             momentum=hyper.momentum,
             weight_decay=hyper.weight_decay,
             nesterov=hyper.nesterov,
         )
-        losses = []
-        for rows in batches:
-            sgd.zero_grad()
-            loss = self.loss(rows)
-            loss.backward()
-            for name, p in self.net.named_parameters():
-                p.grad += hyper.proximal_mu * (p.detach() - self.start[name])
-            if hyper.clip_norm:
-                torch.nn.utils.clip_grad_norm_(self.net.parameters(), hyper.clip_norm)
-            sgd.step()
-            losses.append(loss.item())
-        return losses
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind(params, hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay)
 
 
 def batches(orders: NDArray[np.int32], batch: int) -> Iterator[NDArray[np.int32]]:
@@ -121,7 +151,7 @@ def freeze_case(case: Case) -> dict[str, Any]:
     assert len(steps) == STEPS > steps_per_epoch(len(x), case.batch)
     result: dict[str, Any] = {"x": x, "y": y, "orders": orders, "params": params}
     for suffix, dtype in PRECISIONS.items():
-        peer = Peer(case.model, params, x, y, dtype)
+        peer = Peer(case.model, params, x, y, dtype, case.recipe)
         loss = peer.loss(steps[0])
         loss.backward()
         result[f"loss{suffix}"] = loss.detach().numpy()
@@ -153,7 +183,8 @@ def freeze_trajectory(t: Trajectory) -> dict[str, Any]:
 
 def main(names: list[str]) -> None:
     """All of them, or those that are named."""
-    frozen = {case.path: freeze_case(case) for case in CASES if not names or case.name in names}
+    cases = (*CASES, *RECIPES)
+    frozen = {case.path: freeze_case(case) for case in cases if not names or case.name in names}
     frozen |= {t.path: freeze_trajectory(t) for t in TRAJECTORIES if not names or t.name in names}
     for path, arrays in frozen.items():
         path.parent.mkdir(exist_ok=True)
