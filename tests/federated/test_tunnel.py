@@ -101,7 +101,7 @@ def start_tunnel(here: Machines, at: str, label: str, key: Path) -> Program:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_node_on_another_machine_joins_through_a_tunnel(
     here: tuple[Machines, str, str],
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_node_on_another_machine_joins_through_a_tunnel(
         )
     )
     far.waits_for("does not answer")
-    options = ("--nodes", "2", "--wait", "100", "--out", "run", "--port", port, "--json")
+    options = ("--nodes", "2", "--wait", "300", "--out", "run", "--port", port, "--json")
     command = (POCKETFED, "serve", "small.yaml", *options)
     server = found.start("server", "ip", "netns", "exec", at_server, *command)
     wait_for_round(server, run, 2)
