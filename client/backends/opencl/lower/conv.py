@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client.backends.opencl.launch import Define, Memory, Symbol
-from client.backends.opencl.lower import conv1d, partial
+from client.backends.opencl.lower import conv1d, depthwise, partial
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.lower.partial import choice
@@ -20,9 +20,12 @@ MOST_ACROSS = 8
 
 def forward(node: Node, low: Lowering) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
-    rows = conv1d.rows_of(node, low)
+    rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
     if rows is not None:
         conv1d.forward(node, low, rows)
+        return
+    if images is not None and images.width < low.target.vector:
+        depthwise.forward(node, low, images)
         return
     weight, *bias = node.op.params
     shape = _shape(node, low)
@@ -61,17 +64,21 @@ def forward(node: Node, low: Lowering) -> None:
 
 def backward(node: Node, low: Lowering) -> None:
     """dw and db, then dx."""
-    rows = conv1d.rows_of(node, low)
+    rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
     if node.op.trained:
-        if rows is None:
-            _weight_grad(node, low)
-        else:
+        if rows is not None:
             conv1d.weight_grad(node, low, rows)
-    if node.inputs[0] in low.graph.needs_grad:
-        if rows is None or rows.stride > 1:
-            _input_grad(node, low)
+        elif images is not None:
+            depthwise.weight_grad(node, low, images)
         else:
+            _weight_grad(node, low)
+    if node.inputs[0] in low.graph.needs_grad:
+        if rows is not None and rows.stride == 1:
             conv1d.input_grad(node, low, rows)
+        elif rows is None and images is not None and images.width < low.target.vector:
+            depthwise.input_grad(node, low, images)
+        else:
+            _input_grad(node, low)
 
 
 def _weight_grad(node: Node, low: Lowering) -> None:

@@ -1,4 +1,8 @@
-"""Convolutions along rows: of sequences, and 1x1 at stride 1, where an image is one row."""
+"""Convolutions along rows: of sequences, and 1x1 at stride 1, where an image is one row.
+
+1x1 convolutions of images that are smaller than a vector have kernels of their own, in which a
+vector holds several examples.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,12 @@ class Rows(NamedTuple):
             "L": self.length, "OL": self.out_length,
             "K": self.taps, "S": self.stride, "D": self.dilation, "P": self.pad,
         }  # fmt: skip
+
+    def shared(self, vector: int) -> int:
+        """Examples that lie in one vector, where images are that small; else 0."""
+        small = self.taps == 1 and self.length < vector and vector % self.length == 0
+        plain = self.length == self.out_length and not self.pad
+        return vector // self.length if small and plain else 0
 
     @property
     def turned(self) -> Rows:
@@ -71,16 +81,17 @@ def forward(node: Node, low: Lowering, rows: Rows) -> None:
 def weight_grad(node: Node, low: Lowering, rows: Rows) -> None:
     """dw and db."""
     terms = rows.inputs * rows.taps
-    sums = low.target.accumulators
-    choice = partial.choice("conv1d_wgrad", rows.defines)
+    sums, shared = low.target.accumulators, rows.shared(low.target.vector)
+    source = "conv1x1" if shared else "conv1d"
+    choice = partial.choice(f"{source}_wgrad", rows.defines)
     t = low.tile(choice, rows.outputs, terms, sums, row_load=1.0)
     partial.weight_grad(
         node,
         low,
-        "conv1d",
+        source,
         widths=(rows.length, rows.out_length),
         blocks=(-(-terms // t.columns), rows.groups * -(-rows.outputs // t.rows)),
-        terms=-(-rows.out_length // low.target.vector),
+        terms=1 if shared else -(-rows.out_length // low.target.vector),
         defines={**rows.defines, "PASS": 2, "TO": t.rows, "TERMS": t.columns},
         variant=f"rows {t}",
         choice=t.choice,
@@ -105,17 +116,21 @@ def _launch(
     backward: bool,
     defines: dict[str, int],
 ) -> None:
-    vectors = -(-rows.out_length // low.target.vector)
-    sums = low.target.accumulators
-    choice = partial.choice(f"conv1d{'_dgrad' if backward else ''}", rows.defines)
+    sums, shared = low.target.accumulators, rows.shared(low.target.vector)
+    source = "conv1x1" if shared else "conv1d"
+    vectors = -(-low.capacity // shared) if shared else -(-rows.out_length // low.target.vector)
+    choice = partial.choice(f"{source}{'_dgrad' if backward else ''}", rows.defines)
     t = low.tile(choice, rows.outputs, vectors, sums, row_load=0.25)
     tiles, blocks = -(-vectors // t.columns), rows.groups * -(-rows.outputs // t.rows)
+    examples = t.columns * shared
     low.launch(
         node,
-        "conv1d",
-        "conv1d",
-        [*args, rows.length, Symbol.COUNT],
-        lambda count: (tiles, blocks, count),
+        source,
+        source,
+        [*args, Symbol.COUNT] if shared else [*args, rows.length, Symbol.COUNT],
+        (lambda count: (blocks, -(-count // examples), 1))
+        if shared
+        else (lambda count: (tiles, blocks, count)),
         partial.local(low),
         backward=backward,
         defines={**rows.defines, "PASS": 0, "TO": t.rows, "TV": t.columns, **defines},

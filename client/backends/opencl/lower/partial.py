@@ -20,7 +20,7 @@ def weight_grad(
     terms: int,
     defines: dict[str, Define],
     variant: str,
-    choice: str,
+    choice: str = "",
 ) -> None:
     """dw and db by the kernel ``<source>_wgrad``.
 

@@ -57,7 +57,8 @@ def _launch(
     (kh, kw), (sh, sw), (ph, _, pw, _) = window.kernel, window.stride, window.pads
     oh, ow = window.output(h, w)
     rows, columns = (h, w) if backward else (oh, ow)
-    vectors = -(-columns // low.target.vector)
+    vector = _vector(columns, low.target.vector)
+    vectors = -(-columns // vector)
     low.launch(
         node,
         "pool",
@@ -67,6 +68,15 @@ def _launch(
         (1, low.target.group) if low.target.kind == "cpu" else (8, low.target.group // 8),
         backward=backward,
         defines={
-            "KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, **defines,
+            "KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "VW": vector,
+            **defines,
         },
     )  # fmt: skip
+
+
+def _vector(columns: int, most: int) -> int:
+    """Floats in a vector: the fewest that hold a row, as lanes beyond its end are loaded as well."""
+    vector = 1
+    while vector < min(columns, most):
+        vector *= 2
+    return vector
