@@ -66,6 +66,21 @@ def test_shipped_model(name: str, num_params: int, flops: int) -> None:
     assert sum(op.layer.flops(model.tensors[op.inputs[0]]) for op in layers) == flops
 
 
+@pytest.mark.parametrize(
+    ("name", "num_params", "num_classes"),
+    [
+        ("har_cnn1d", 1_088_926, 6),
+        ("tcn", 206_278, 6),
+        ("mobilenet_v1_025", 215_642, 10),
+        ("mobilenet_v2_cifar", 2_236_682, 10),  # as torchvision's mobilenet_v2(num_classes=10)
+        ("squeezenet_cifar", 727_626, 10),  # as torchvision's squeezenet1_1(num_classes=10)
+    ],
+)
+def test_size_of_shipped_model(name: str, num_params: int, num_classes: int) -> None:
+    model = load_model(Path(name))
+    assert (model.name, model.num_params, model.num_classes) == (name, num_params, num_classes)
+
+
 def test_shapes_of_lenet5() -> None:
     model = load_model(Path("lenet5"))
     assert model.tensors == (

@@ -75,7 +75,7 @@ def _launch(
 
 
 def _vector(columns: int, most: int) -> int:
-    """Floats in a vector: the fewest that hold a row, as lanes beyond its end are loaded as well."""
+    """Floats in a vector: the fewest that hold a row, as lanes beyond its end cost no less."""
     vector = 1
     while vector < min(columns, most):
         vector *= 2
