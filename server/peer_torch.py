@@ -62,6 +62,18 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.long())
 
+    class LSTM(nn.LSTM):  # type: ignore[misc, name-defined]
+        """Gives the output alone, without the states at the end."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)[0]
+
+    class GRU(nn.GRU):  # type: ignore[misc, name-defined]
+        """The same."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)[0]
+
     match layer:
         case layers.Linear():
             module = nn.Linear(x[-1], layer.out_features, bias=layer.bias)
@@ -102,6 +114,9 @@ def _module(torch: Any, op: Op, model: Model) -> Callable[..., Any]:
             module = nn.Tanh()
         case layers.Embedding():
             module = Tokens(layer.rows, layer.embedding_dim)
+        case layers.LSTM() | layers.GRU():
+            kind = LSTM if isinstance(layer, layers.LSTM) else GRU
+            module = kind(x[1], layer.hidden_size, layer.num_layers, layer.bias, batch_first=True)
         case layers.LastStep():
             return lambda x: x[:, -1]
         case layers.Transpose():

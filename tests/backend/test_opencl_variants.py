@@ -51,6 +51,8 @@ SHAPES = (
     "bytes_channels",
     "embedding_floats",
     "embedding_bytes",
+    "lstm",
+    "gru",
 )
 """Cases with strides, dilation, padding, overlapping and gapping windows, several channels."""
 

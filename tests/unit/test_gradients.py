@@ -164,6 +164,12 @@ CASES: dict[str, tuple[list[int], Any]] = {
         {"type": "concat", "branches": [[{"type": "linear", "out_features": 4}], ["tanh"]]},
     ),
     "linear_steps": ([4, 5], {"type": "linear", "out_features": 3}),
+    "lstm": ([4, 3], {"type": "lstm", "hidden_size": 2}),
+    "lstm_two": ([3, 2], {"type": "lstm", "hidden_size": 3, "num_layers": 2}),
+    "lstm_no_bias": ([1, 2], {"type": "lstm", "hidden_size": 2, "bias": False}),
+    "gru": ([4, 3], {"type": "gru", "hidden_size": 2}),
+    "gru_two": ([3, 2], {"type": "gru", "hidden_size": 3, "num_layers": 2}),
+    "gru_no_bias": ([1, 2], {"type": "gru", "hidden_size": 2, "bias": False}),
     "last_step": ([4, 3], "last_step"),
     "transpose": ([4, 3], "transpose"),
     "residual": (

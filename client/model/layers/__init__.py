@@ -113,6 +113,8 @@ LAYERS: dict[str, type[Layer]] = {
         Flatten,
         Dropout,
         Embedding,
+        LSTM,
+        GRU,
         LastStep,
         Transpose,
     )

@@ -20,6 +20,7 @@ from client.backends.numpy.ops.nonlinear import (
 from client.backends.numpy.ops.norm import BatchNorm, GroupNorm, LayerNorm
 from client.backends.numpy.ops.optimizer import OPTIMIZERS, Optimizer
 from client.backends.numpy.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
+from client.backends.numpy.ops.recurrent import GRU, LSTM
 from client.backends.numpy.ops.sequence import Embedding, LastStep, Transpose
 from client.model import layers
 
@@ -52,6 +53,8 @@ FUNCTIONS: dict[type[layers.Layer], type[Function]] = {
     layers.Add: Add,
     layers.Concat: Concat,
     layers.Embedding: Embedding,
+    layers.LSTM: LSTM,
+    layers.GRU: GRU,
     layers.LastStep: LastStep,
     layers.Transpose: Transpose,
 }

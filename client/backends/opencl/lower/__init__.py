@@ -14,6 +14,7 @@ from client.backends.opencl.lower import (
     norm,
     pointwise,
     pool,
+    recurrent,
     sequence,
 )
 from client.backends.opencl.lower.graph import Fusable, Node, build_graph
@@ -21,6 +22,8 @@ from client.backends.opencl.lower.lowering import Lowering
 from client.backends.opencl.tiles import Target
 from client.model.graph import Segment
 from client.model.layers import (
+    GRU,
+    LSTM,
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -87,6 +90,10 @@ FAMILIES: dict[type[Layer], Family] = {
     Dropout: Family(pointwise.dropout_forward, pointwise.dropout_backward, Fusable(gate=True)),
     Add: Family(pointwise.add_forward, pointwise.add_backward, Fusable(relu=True)),
     Concat: Family(concat.forward, concat.backward, Fusable(relu=True)),
+    **{
+        layer: Family(recurrent.forward, recurrent.backward, Fusable(gate=True, reads_output=True))
+        for layer in (LSTM, GRU)
+    },
     Embedding: Family(sequence.embedding_forward, sequence.embedding_backward, Fusable()),
     LastStep: Family(sequence.last_step_forward, sequence.last_step_backward, Fusable()),
     Transpose: Family(sequence.transpose_forward, sequence.transpose_backward, Fusable()),

@@ -23,12 +23,14 @@ class Fusable:
     """What a family of kernels can take in: a ReLU after it; the gate of a ReLU before it.
 
     ``add``: a sum after it. ``own_gate``: its backward begins with the gate of its own ReLU.
+    ``reads_output``: its backward reads what its forward wrote, which must not be overwritten.
     """
 
     relu: bool = False
     gate: bool = False
     add: bool = False
     own_gate: bool = False
+    reads_output: bool = False
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Graph:
     input: int
     output: int
     needs_grad: frozenset[int]
+    read_again: frozenset[int]  # written by nodes whose backward reads their output
 
     def uses(self, tensor: int) -> int:
         """How often the segment's operations read a tensor."""
@@ -70,9 +73,10 @@ class Graph:
         """Whether the one reader of a tensor may write its result in the tensor's place.
 
         No backward reads what a node wrote, except a ReLU's sign, which ReLU and Dropout keep
-        wherever the gradient is not zero. The segment's input stays for another forward.
+        wherever the gradient is not zero, and recurrent layers their state. The segment's input
+        stays for another forward.
         """
-        return tensor != self.input and self.uses(tensor) == 1
+        return tensor not in (self.input, *self.read_again) and self.uses(tensor) == 1
 
 
 def build_graph(segment: Segment, fusable: Mapping[type[Layer], Fusable]) -> Graph:
@@ -94,7 +98,8 @@ def build_graph(segment: Segment, fusable: Mapping[type[Layer], Fusable]) -> Gra
     for node in nodes:
         if node.op.trained or needs_grad.intersection(node.inputs):
             needs_grad.add(node.output)
-    return Graph(segment, tuple(nodes), first, last, frozenset(needs_grad))
+    read_again = {node.output for node in nodes if fusable[type(node.op.layer)].reads_output}
+    return Graph(segment, tuple(nodes), first, last, frozenset(needs_grad), frozenset(read_again))
 
 
 def _uses(nodes: Sequence[Node], tensor: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -24,6 +24,7 @@ class Lowering:
     zeros: int = 0  # elements in the longest row of zeros that a kernel reads
     choices: dict[str, Cover] = field(default_factory=dict)  # of tiles, by name
     kept: dict[int, Slot] = field(default_factory=dict)  # by op.index: from forward to backward
+    _kept: dict[tuple[int, str], Slot] = field(default_factory=dict)
     _values: dict[int, Slot] = field(default_factory=dict)
     _grads: dict[int, Slot] = field(default_factory=dict)
 
@@ -67,6 +68,13 @@ class Lowering:
     def workspace(self, name: str, row_elements: int) -> Slot:
         """A region for ``capacity`` rows."""
         return Slot(name, self.capacity * row_elements * 4)
+
+    def keep(self, node: Node, name: str, row_elements: int) -> Slot:
+        """A region that the forward of ``node`` writes and its backward reads, by its name."""
+        key = (node.op.index, name)
+        if key not in self._kept:
+            self._kept[key] = self.workspace(f"{name} of {node.op.name}", row_elements)
+        return self._kept[key]
 
     def param(self, param: Param) -> At:
         """Where a parameter or a buffer lies."""
@@ -135,6 +143,52 @@ class Lowering:
             flops=flops,
         )
         (self.backward if backward else self.forward).append(launch)
+
+    def sum_over_splits(
+        self,
+        node: Node,
+        source: str,
+        kernel: str,
+        args: Callable[[Slot | At], Sequence[Arg]],
+        items: tuple[int, int, int],
+        local: tuple[int, int, int],
+        result: At,
+        size: int,
+        defines: dict[str, Define] | None = None,
+        variant: str = "",
+        flops: int | None = None,
+    ) -> None:
+        """Launches of a backward pass that add up a gradient of ``size`` elements in partial sums.
+
+        The last of ``items`` numbers the splits, each of which writes ``size`` elements; ``args``
+        are those of the kernel, given where it writes.
+        """
+        splits = items[2]
+        partial = Slot(f"partial sums of {node.op.name}", splits * size * 4)
+        self.launch(
+            node,
+            source,
+            kernel,
+            args(partial if splits > 1 else result),
+            lambda count: items,
+            local,
+            backward=True,
+            defines=defines,
+            variant=variant,
+            flops=flops,
+        )
+        if splits > 1:
+            vectors = -(-size // self.target.vector)
+            self.launch(
+                node,
+                "reduce",
+                "sum_partials",
+                [partial, result, splits, size],
+                lambda count: (vectors,),
+                (self.target.group,),
+                backward=True,
+                flops=0,  # the kernel's are counted above
+            )
 
     def vectors(self, tensor: int) -> Items:
         """Work-items of a kernel that goes over a tensor's elements by vectors."""

@@ -42,35 +42,25 @@ def embedding_backward(node: Node, low: Lowering) -> None:
     wanted = max(1, low.target.busy // (vectors * vocabulary))
     split_rows = -(-rows // wanted)
     splits = -(-rows // split_rows)
-    partial = Slot(f"partial sums of {node.op.name}", splits * weight.size * 4)
-    low.launch(
+    low.sum_over_splits(
         node,
         "sequence",
         "embedding_backward",
-        [
+        lambda partial: [
             low.value(node.inputs[0]),
             low.grad(node.output),
-            partial if splits > 1 else low.param_grad(weight),
+            partial,
             PerCount(steps),
             vocabulary,
             dim,
             split_rows,
         ],
-        lambda count: (vectors, vocabulary, splits),
+        (vectors, vocabulary, splits),
         (1, low.target.group, 1),
-        backward=True,
+        low.param_grad(weight),
+        weight.size,
         variant=f"{splits} splits",
     )
-    if splits > 1:
-        low.launch(
-            node,
-            "reduce",
-            "sum_partials",
-            [partial, low.param_grad(weight), splits, weight.size],
-            lambda count: (-(-weight.size // vector),),
-            (low.target.group,),
-            backward=True,
-        )
 
 
 def last_step_forward(node: Node, low: Lowering) -> None:
