@@ -32,7 +32,7 @@ def _at_least(limit: float, **values: float | None) -> None:
 class PartitionConfig:
     """How the training examples are shared out to nodes."""
 
-    kind: typing.Literal["iid", "dirichlet", "shards", "column"] = "iid"
+    kind: typing.Literal["iid", "contiguous", "dirichlet", "shards", "column"] = "iid"
     nodes: int | None = None  # with kind column: as many as the column has values
     alpha: float = 0.5  # dirichlet: small is uneven
     shards_per_node: int = 2  # shards
@@ -58,8 +58,10 @@ class DataConfig:
     partition: PartitionConfig
     holdout: int = 0  # examples kept centrally to evaluate the global model
     node_holdout: float = 0.0  # share of a node's examples kept by it to evaluate
+    stride: int = 1  # of a text: characters from one example to the next
 
     def __post_init__(self) -> None:
+        _at_least(1, stride=self.stride)
         _at_least(0, holdout=self.holdout, node_holdout=self.node_holdout)
         if self.node_holdout >= 1:
             raise ConfigError(f"node_holdout: found {self.node_holdout}, must be below 1")

@@ -90,13 +90,16 @@ def describe(
             f"--name {name!r}: allowed: letters, digits, '-', '_', '.', beginning with a letter, "
             "a digit or '_'"
         )
-    dataset = data.load(str(path))  # a file that cannot be trained on is found now
     experiment = None
     if model is not None:
         experiment = _own_experiment(model, settings)
-        data.fit_to(dataset, experiment.build(str(model)), experiment.train.recipe.loss)
+        own, loss = experiment.build(str(model)), experiment.train.recipe.loss
+        cut = data.cut_for(own, loss, experiment.data.stride)
+        dataset = data.fit_to(data.load(str(path), None, cut), own, loss)
     elif settings:
         raise ConfigError("--set goes with --model: a server of ours sends the experiment")
+    else:
+        dataset = data.load(str(path))  # a file that cannot be trained on is found now
     home = (state or _state_home() / name).resolve()
     return Node(server, name, path.resolve(), len(dataset), home, backend, experiment)
 

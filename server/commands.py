@@ -301,7 +301,9 @@ def evaluate(
     from server import inference
 
     get_backend(backend)
-    value = inference.evaluate(inference.load_trained(path), data.load(source), backend)
+    trained = inference.load_trained(path)
+    cut = data.cut_for(trained.model, trained.loss)
+    value = inference.evaluate(trained, data.load(source, None, cut), backend)
     figures = console.figures(value["accuracy"], value["loss"])
     title = f"{value['model']} on {value['data']}: {figures}"
     rows = [[c, str(v["examples"]), f"{v['accuracy']:.4f}"] for c, v in value["classes"].items()]
@@ -345,7 +347,7 @@ def data_split(
     source: Annotated[str, typer.Argument(help="A packaged set (mnist, …) or a data file.")],
     out: Annotated[Path, typer.Option(help="Folder for one .npz per node.")],
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
-    kind: Annotated[str, typer.Option(help="iid, dirichlet, shards or column.")] = "iid",
+    kind: Annotated[str, typer.Option(help="iid, contiguous, dirichlet, shards, column.")] = "iid",
     alpha: Annotated[float, typer.Option(help="dirichlet: small is uneven.")] = 0.5,
     shards_per_node: Annotated[int, typer.Option(help="shards: how many each.")] = 2,
     column: Annotated[str | None, typer.Option(help="column: its name.")] = None,

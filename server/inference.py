@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from client import trainer
 from client.backends.base import Device, Program, Recipe
 from client.config import DevicesConfig
-from client.data import Dataset, check_inputs, fit_to, load_inputs
+from client.data import Dataset, cut_for, fit_inputs, fit_to, load_inputs
 from client.errors import StoreError
 from client.model import Model, build_model
 from client.model.graph import Float32Array
@@ -103,8 +103,8 @@ class Predictions:
 
 def predict(trained: Trained, source: str, backend: str) -> Predictions:
     """What the model says of each example of a data set, labelled or not."""
-    x = load_inputs(source)
-    check_inputs(x, source, trained.model)
+    x = load_inputs(source, None, cut_for(trained.model, trained.loss))
+    x = fit_inputs(x, source, trained.model)
     with opened(trained, backend) as (device, program):
         output = scores(device, program, x).astype(np.float64)
     if isinstance(trained.loss, CrossEntropy):

@@ -4,12 +4,13 @@ from client.data.dataset import Dataset
 from client.data.holdout import split_holdout, split_share
 from client.data.partition import partition
 from client.data.parts import WrittenPart, write_parts
-from client.data.sources import check_inputs, fit_to, load, load_inputs
+from client.data.sources import cut_for, fit_inputs, fit_to, load, load_inputs
 
 __all__ = [
     "Dataset",
     "WrittenPart",
-    "check_inputs",
+    "cut_for",
+    "fit_inputs",
     "fit_to",
     "load",
     "load_inputs",

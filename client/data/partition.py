@@ -1,6 +1,7 @@
 """Sharing examples out to nodes: pure, and equal for equal labels, settings and seed.
 
 - ``iid``: an even random deal.
+- ``contiguous``: even runs of the examples in their order, as chapters of a text.
 - ``dirichlet``: for each class, its share at each node is drawn from Dir(alpha), the label skew
   of Hsu et al. (arXiv:1909.06335) in the per-class form of Yurochkin et al. (arXiv:1905.12022)
   and Li et al. (arXiv:2102.02079). The whole draw is repeated, each attempt with its own key,
@@ -69,6 +70,8 @@ def partition(
             groups = _dirichlet(labels, nodes, config, seed)
         elif config.kind == "shards":
             groups = _shards(labels, nodes, config.shards_per_node, seed)
+        elif config.kind == "contiguous":
+            groups = np.array_split(np.arange(n), nodes)
         else:
             groups = np.array_split(generator("partition", "iid", seed).permutation(n), nodes)
         parts = list(zip(_numbered(nodes), groups, strict=True))

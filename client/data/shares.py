@@ -11,7 +11,7 @@ from client.config import Experiment
 from client.data.dataset import Dataset
 from client.data.holdout import split_holdout, split_share
 from client.data.partition import partition
-from client.data.sources import fit_to, load
+from client.data.sources import cut_for, fit_to, load
 from client.errors import DataError
 from client.model.graph import Model
 
@@ -37,7 +37,7 @@ class Shares:
 
     @cached_property
     def _split(self) -> tuple[Dataset, Dataset | None]:
-        dataset = fit_to(load(self._config.source, self._base), self._model, self._loss)
+        dataset = self._fitted(self._config.source, self._base)
         if self._config.holdout == 0:
             return dataset, None
         return split_holdout(dataset, self._config.holdout, self._seed)
@@ -76,8 +76,11 @@ class Shares:
 
     def of_file(self, name: str, path: Path) -> NodeData:
         """The examples in the file of the node called ``name``."""
-        dataset = fit_to(load(str(path)), self._model, self._loss)
-        return self._node(name, dataset)
+        return self._node(name, self._fitted(str(path), None))
+
+    def _fitted(self, source: str, base: Path | None) -> Dataset:
+        cut = cut_for(self._model, self._loss, self._config.stride)
+        return fit_to(load(source, base, cut), self._model, self._loss)
 
     def _node(self, name: str, dataset: Dataset) -> NodeData:
         if self._config.node_holdout == 0:
