@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client.backends.base import Device
+from client.backends.base import Device, Recipe
 from client.errors import ModelError
 from client.model import Model
+from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Loss
 from tests.backend.harness import Subject, assert_tensors_close, examples, network, numpy_device
 from tests.tolerance import assert_close
 
@@ -120,12 +122,24 @@ def models(draw: st.DrawFn) -> Model:
     return network(shape, *layers, *end)
 
 
-def agrees(device: Device, model: Model, count: int) -> None:
+@st.composite
+def recipes(draw: st.DrawFn) -> tuple[Loss, int]:
+    """A loss, and how many operations at the beginning are frozen."""
+    losses = [CrossEntropy(), CrossEntropy(0.2), BCEWithLogits(), MSE()]
+    return draw(st.sampled_from(losses)), draw(st.sampled_from([0, 0, 1, 2, 5]))
+
+
+def agrees(device: Device, model: Model, how: tuple[Loss, int], count: int) -> None:
     """Logits and every gradient of one batch are those of the reference."""
-    x, y = examples(model, 7)
+    loss, frozen = how
+    last = len(model.ops) - 1  # stays trained
+    ops = tuple(replace(op, frozen=i < min(frozen, last)) for i, op in enumerate(model.ops))
+    model = replace(model, ops=ops)
+    x, _ = examples(model, 7)
+    y = loss.random_labels(model.output_shape, 7, np.random.default_rng(1))
     results = []
     for d in (device, numpy_device(np.float64), numpy_device(np.float32)):
-        subject = Subject(d, model, 7, x, y)
+        subject = Subject(d, model, 7, x, y, recipe=Recipe(loss))
         grads = subject.gradients(count)
         results.append((subject.program.take_output(count), grads))
         subject.release()
@@ -143,14 +157,16 @@ SETTINGS = settings(
 
 
 @settings(SETTINGS, max_examples=5)
-@given(model=models(), count=st.sampled_from([1, 2, 5, 7]))
-def test_random_stack(device: Device, model: Model, count: int) -> None:
-    agrees(device, model, count)
+@given(model=models(), how=recipes(), count=st.sampled_from([1, 2, 5, 7]))
+def test_random_stack(device: Device, model: Model, how: tuple[Loss, int], count: int) -> None:
+    agrees(device, model, how, count)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @settings(SETTINGS, max_examples=40)
-@given(model=models(), count=st.sampled_from([1, 2, 5, 7]))
-def test_many_random_stacks(device: Device, model: Model, count: int) -> None:
-    agrees(device, model, count)
+@given(model=models(), how=recipes(), count=st.sampled_from([1, 2, 5, 7]))
+def test_many_random_stacks(
+    device: Device, model: Model, how: tuple[Loss, int], count: int
+) -> None:
+    agrees(device, model, how, count)
