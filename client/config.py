@@ -244,7 +244,14 @@ class Experiment:
         """The model, fit for ``train.loss``, with ``train.frozen``; ModelError or ConfigError."""
         where = where or f"{self.name}: model"
         train = self.train
-        return build_model(self.model, where, train.recipe.loss, train.frozen)
+        model = build_model(self.model, where, train.recipe.loss, train.frozen)
+        asked = train.micro_batch
+        if isinstance(asked, int) and asked < train.batch and model.batch_layers:
+            raise ConfigError(
+                f"train.micro_batch: found {asked}, train.batch is {train.batch}, but the layer "
+                f"{model.batch_layers[0]} needs the statistics of a whole batch: leave it out"
+            )
+        return model
 
     def to_dict(self) -> dict[str, Any]:
         """Plain mapping that ``parse(Experiment, …)`` reads back: the resolved experiment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import kernels as kernel_sources
+from client.backends.base import DeviceInfo
+from client.backends.opencl import tiles
 from client.backends.opencl.launch import fitted, rounded
 from client.backends.opencl.plan import SegmentPlan, gather_launches, plan_segment
 from client.backends.opencl.tiles import Tile, target_of, tile
@@ -169,6 +172,38 @@ def test_variants_depend_on_shapes_and_class_only() -> None:
     assert plans[0].variants == plans[1].variants
     assert plans[0].variants != plan_segment(model.whole, 32, target_of("cpu", 4)).variants
     assert {op for op, _ in plans[0].variants} == {"all", "conv1", "conv2", "fc1", "fc2", "fc3"}
+
+
+def test_defaults_fall_back_from_device_to_vendor_to_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = (
+        tiles.Shipped("device", "Mali-G7", vector=2, accumulators=8, group=32),
+        tiles.Shipped("vendor", "ARM", vector=8, accumulators=6, group=16),
+    )
+    monkeypatch.setattr(tiles, "SHIPPED", rows)
+    found = []
+    for name, vendor in (("Mali-G71", "ARM"), ("Mali-T8", "ARM Ltd"), ("Iris", "Intel")):
+        info = DeviceInfo("opencl", name, "gpu", vendor=vendor)
+        target = tiles.shipped_target(info, 1)
+        assert (target.kind, target.busy) == ("gpu", target_of("gpu", 1).busy)
+        found.append((tiles.shipped_for(info), target.vector, target.group))
+    assert found == [
+        ("the device Mali-G7", 2, 32),
+        ("the vendor ARM", 8, 16),
+        ("the class gpu", target_of("gpu", 1).vector, target_of("gpu", 1).group),
+    ]
+
+
+def test_a_tuned_tile_takes_the_place_of_the_planned_one() -> None:
+    """In its launches and in what is recorded; no other choice changes."""
+    model = load_model(Path("mlp"))
+    shipped = plan_segment(model.whole, 32, CPU)
+    tuned = plan_segment(model.whole, 32, replace(CPU, tiles={"gemm dot 32": (2, 7)}))
+    changed = [
+        pair for pair in zip(shipped.variants, tuned.variants, strict=True) if len({*pair}) > 1
+    ]
+    assert changed == [((op, "dot 4x6"), (op, "dot 2x7")) for op in ("fc1", "fc2", "fc3")]
 
 
 def test_work_groups_shrink_to_a_kernels_limit() -> None:

@@ -108,13 +108,18 @@ def test_a_batch_that_fits_is_not_cut(
     assert "micro-batches" not in kinds(record)
 
 
-def test_a_batch_whose_statistics_matter_is_not_cut(tmp_path: Path) -> None:
+def test_a_batch_whose_statistics_matter_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before anything runs where it is asked for, and where a device would need it."""
+    monkeypatch.setattr(NumpyDevice, "largest_batch", lambda self, segment, at_most, recipe: 3)
     layers = ["flatten", "batchnorm1d", {"type": "linear", "out_features": 3}]
-    over = {"model": {"layers": layers}, "train": {"micro_batch": 3}}
-    s = session(tmp_path, devices={"backend": "numpy"}, **over)
-    params = initialise(s.model, seed=0)
-    with pytest.raises(DeviceError, match="1 needs the statistics of the whole batch: set train"):
-        a_round(s, params=params)
+    over = {"model": {"layers": layers}, "devices": {"backend": "numpy"}}
+    with pytest.raises(ConfigError, match=r"train.micro_batch: found 3, .* layer 1 needs"):
+        session(tmp_path, train={"micro_batch": 3}, **over)
+    s = session(tmp_path, train={"micro_batch": "auto"}, **over)
+    with pytest.raises(DeviceError, match=r"1 needs the statistics .* train.batch to at most 3"):
+        a_round(s, params=initialise(s.model, seed=0))
 
 
 # -- choice ----------------------------------------------------------------------------------

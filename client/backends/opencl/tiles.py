@@ -60,7 +60,11 @@ class Shipped:
 
 
 SHIPPED: tuple[Shipped, ...] = ()
-"""Devices before vendors: the first that fits is taken, and the class where none does."""
+"""Devices before vendors: the first that fits is taken, and the class where none does.
+
+Empty as long as nowhere `pocketfed tune` found a target that beats the class's: a row is what it
+prints on the device, entered here.
+"""
 
 
 def _shipped(info: DeviceInfo) -> Shipped | None:
