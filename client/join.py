@@ -105,7 +105,20 @@ def describe(
 
 
 def _own_experiment(path: Path, settings: tuple[str, ...]) -> Experiment:
-    """From an experiment's file, or a model's with the hyperparameters in ``settings``."""
+    """From an experiment's file, or a model's with the hyperparameters in ``settings``.
+
+    ConfigError where it has a schedule: the rounds are the server's, which may send an lr.
+    """
+    experiment = _read_own(path, settings)
+    if experiment.train.schedule.kind != "constant" or experiment.train.schedule.warmup_rounds:
+        raise ConfigError(
+            f"--model {path}: train.schedule: rounds are counted by the server, which sends an lr "
+            "or leaves train.lr as it is: remove train.schedule"
+        )
+    return experiment
+
+
+def _read_own(path: Path, settings: tuple[str, ...]) -> Experiment:
     if path.is_file() and "layers" not in read_yaml(path):
         return load_experiment(path, settings)
     if not path.is_file():

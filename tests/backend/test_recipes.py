@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,8 @@ from client.backends.base import Device, Hyper, Recipe
 from client.errors import DataError
 from client.model import Model, Segment, build_model
 from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Loss
-from tests.backend.cases import HYPERS, RECIPES, Case, conv, linear
-from tests.backend.harness import KEY, Subject
+from tests.backend.cases import CASES, HYPERS, RECIPES, Case, conv, linear
+from tests.backend.harness import KEY, Subject, assert_tensors_close, numpy_device
 
 WEIGHTED = CrossEntropy(0.1, (0.5, 2.0, 1.0, 0.25, 3.0))
 
@@ -168,3 +170,35 @@ def test_labels_that_do_not_fit_the_loss_are_refused(
         program.begin_epoch(device.load(x, y), np.arange(3, dtype=np.int32), 2, KEY)
     assert "\n" not in str(caught.value)
     program.release()
+
+
+EVERY_KIND = ("batchnorm_image", "groupnorm_image", "layernorm", "conv1d_groups", "lstm", "gru")
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_every_kind_of_layer_can_be_frozen(device: Device, name: str, odd: int) -> None:
+    """Of the layers with parameters every second one: gradients are the reference's, and what is
+    frozen is as it was after two steps, buffers included."""
+    (case,) = (case for case in CASES if case.name == name)
+    whole = case.model
+    with_params = [op.name for op in whole.ops if op.params]
+    frozen = set(with_params[odd::2])
+    ops = tuple(replace(op, frozen=op.name in frozen) for op in whole.ops)
+    model = replace(whole, ops=ops)
+    x, y, orders = case.data()
+    results = []
+    for d in (device, numpy_device(np.float64), numpy_device(np.float32)):
+        subject = Subject(d, model, case.batch, x, y)
+        subject.reset(orders[0])
+        results.append(subject.gradients(case.batch))
+        subject.program.read_metrics()
+        if d is device:
+            subject.epoch(HYPERS["momentum"])
+            after = subject.program.download()
+            sent = {value.name for value in model.sent}
+            for value in model.values:
+                moved = not np.array_equal(after[value.slice], subject.params[value.slice])
+                assert moved == (value.name in sent), value.name
+        subject.release()
+    assert_tensors_close(model, "gradient", *results)

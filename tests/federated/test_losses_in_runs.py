@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import MetricRecord, RecordDict
 
-from client import trainer
+from client import trainer, wire
 from client.config import Experiment
 from client.data import load
 from client.errors import ConfigError, DataError
+from client.record import NodeRecord
 from client.trainer import Outcome
 from server import inference, live, simulate
+from server.engine.replies import Expected, RejectedError, check_foreign_reply, check_reply
 from server.model_file import load_model_file
 from server.store import Store
 from tests import fakes
@@ -176,3 +179,20 @@ def test_what_does_not_fit_is_one_clear_line(work: Path) -> None:
     dirichlet = {"partition": {"kind": "dirichlet"}}
     with pytest.raises(ConfigError, match=r"partition\.kind: found 'dirichlet'.*iid or column"):
         run(experiment(work, targets, train={"loss": "mse"}, data=dirichlet), work / "e")
+
+
+def test_what_a_foreign_node_sends_of_frozen_layers_is_left_out(work: Path) -> None:
+    made = experiment(work, train={"frozen": ["fc1"]})
+    model = made.build()
+    expected = Expected.of(model, made.train.recipe.loss)
+    arrays = wire.arrays_to_record(initial(made))
+    metrics = MetricRecord({"num-examples": 3, "train_loss": 0.5})
+    content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
+    check_foreign_reply(content, "train", expected)
+    assert list(content[wire.ARRAYS]) == ["fc2.weight", "fc2.bias"]
+    ours = MetricRecord({"num-examples": 3, "train-loss": 0.5, "train-accuracy": 0.5})
+    arrays = wire.arrays_to_record(initial(made))
+    content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: ours})
+    wire.add_record(content, NodeRecord("node-0", num_examples=3))
+    with pytest.raises(RejectedError, match=r"not in the model: fc1\.weight"):
+        check_reply(content, "train", "node-0", expected)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from client import join
 from client.errors import ConfigError
+from tests import fakes
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -140,3 +142,16 @@ def test_a_runner_that_keeps_ending_is_started_less_and_less_often() -> None:
         pauses.append(join.pause_after(2.0, pauses[-1]))
     assert pauses[1:] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert join.pause_after(60.0, 60.0) == 1
+
+
+def test_a_schedule_of_a_nodes_own_is_refused(tmp_path: Path) -> None:
+    data = fakes.write_examples(tmp_path / "data.npz", 12)
+    model = tmp_path / "small.yaml"
+    model.write_text(yaml.safe_dump(fakes.MODEL))
+    settings = ("train.lr=0.1", "train.frozen=[fc1]")
+    node = join.describe("127.0.0.1:1", data, model=model, settings=settings)
+    assert node.experiment is not None
+    assert node.experiment.train.frozen == ("fc1",)
+    settings = (*settings, "train.schedule={kind: step, step_rounds: 2}")
+    with pytest.raises(ConfigError, match=r"--model .*: train\.schedule: rounds are counted by"):
+        join.describe("127.0.0.1:1", data, model=model, settings=settings)
