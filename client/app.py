@@ -61,7 +61,8 @@ def _unpack(
     session = _session(context)
     node = wire.identity(context, lambda: session.shares.names)
     unpack = wire.unpack_stock_task if own else wire.unpack_task
-    return session, node, *unpack(message, session.model, session.experiment, node.partition)
+    task, params = unpack(message, session.model, session.experiment, node.partition)
+    return session, node, task, wire.with_own(context, session.model, session.experiment, params)
 
 
 @app.train()
@@ -74,6 +75,7 @@ def train(message: Message, context: Context) -> Message:
         recorded = None if own else wire.recorded_placement(message)
     outcome, record = session.train(task, node.path, params, recorded, clock)
     with clock.phase("encode"):
+        wire.keep_own(context, session.model, session.experiment, outcome.params)
         content = wire.pack_trained(session.model, outcome, all_values=own)
     record.set_timing(clock.stop())
     if own:

@@ -171,6 +171,7 @@ class FederationConfig:
     round_deadline_s: float | None = None  # later replies are left out
     allow_foreign: bool = False  # nodes that run another Flower ClientApp than ours
     evaluate_nodes: bool = False  # nodes evaluate on their own held-out part (data.node_holdout)
+    batch_norm: typing.Literal["averaged", "local"] = "averaged"  # local: each node keeps its own
 
     def __post_init__(self) -> None:
         _at_least(1, rounds=self.rounds, nodes_per_round=self.nodes_per_round, quorum=self.quorum)
@@ -250,6 +251,11 @@ class Experiment:
             raise ConfigError(
                 f"train.micro_batch: found {asked}, train.batch is {train.batch}, but the layer "
                 f"{model.batch_layers[0]} needs the statistics of a whole batch: leave it out"
+            )
+        if self.federation.batch_norm == "local" and not model.batch_norm:
+            raise ConfigError(
+                f"{self.name}: federation.batch_norm: found 'local', "
+                f"but model '{model.name}' has no batch norm that is trained"
             )
         return model
 

@@ -255,6 +255,34 @@ def for_stock_server(content: RecordDict) -> RecordDict:
     return content
 
 
+BATCH_NORM = "batch_norm"
+"""What a node keeps of its own between rounds, in Flower's Context."""
+
+
+def with_own(
+    context: Context, model: Model, experiment: Experiment, params: Float32Array
+) -> Float32Array:
+    """The server's values, but of batch norm those that this node keeps, once it has any.
+
+    With ``federation.batch_norm: local`` that is FedBN (Li et al., arXiv 2102.07623): scale,
+    shift and running statistics all are a node's own.
+    """
+    own = context.state.get(BATCH_NORM)
+    if experiment.federation.batch_norm == "averaged" or not isinstance(own, ArrayRecord):
+        return params
+    found, views = params.copy(), record_to_arrays(own)
+    for p in model.batch_norm:
+        found[p.slice] = views[p.name].reshape(-1)
+    return found
+
+
+def keep_own(context: Context, model: Model, experiment: Experiment, params: Float32Array) -> None:
+    """Keep a trained round's batch norm for the next one, if it is to be this node's own."""
+    if experiment.federation.batch_norm == "local":
+        own = {p.name: params[p.slice].reshape(p.shape) for p in model.batch_norm}
+        context.state[BATCH_NORM] = arrays_to_record(own)
+
+
 def recorded_placement(message: Message) -> Placement | None:
     """The placement that the server asks to repeat."""
     choice = str(message.content[CONFIG]["choice"])

@@ -71,7 +71,7 @@ class Run:
             sorted(nodes.names.values()),
             self.first_round,
         )
-        for kind, message in self.notes:
+        for kind, message in (*self.notes, *self._batch_norm_notes(nodes)):
             self.store.add_event(kind, message)
             observer.note(kind, message)
             log.warning("%s: %s", kind, message)
@@ -95,6 +95,18 @@ class Run:
         result = self._finish(arrays, time.monotonic() - began_s)
         observer.run_finished(result)
         return result
+
+    def _batch_norm_notes(self, nodes: Nodes) -> Iterator[tuple[str, str]]:
+        """What the figures and the model file are of, where nodes keep batch norm to themselves."""
+        if self.experiment.federation.batch_norm == "averaged":
+            return
+        text = "each node keeps its own; central figures and the model file are of their mean"
+        yield "batch norm", text
+        if self.state is not None and not nodes.contexts:
+            text = (
+                "nodes begin again from the mean: this engine keeps nothing of theirs for a resume"
+            )
+            yield "batch norm", text
 
     def read_data(self, shares: Shares) -> Dataset | None:
         """The central examples. The data set is recorded; DataError if it changed since the run

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.errors import ModelError
-from client.model.layers import Layer, Shape
+from client.model.layers import BatchNorm, Layer, Shape
 
 Float32Array = NDArray[np.float32]
 
@@ -189,6 +189,12 @@ class Model:
         """What a round may change, and a node sends back: parameters and buffers not frozen."""
         buffers = tuple(buffer for op in self.ops if not op.frozen for buffer in op.buffers)
         return self.trained + buffers
+
+    @cached_property
+    def batch_norm(self) -> tuple[Param, ...]:
+        """Parameters and buffers of the batch norms that are trained: FedBN's local values."""
+        trained = [o for o in self.ops if isinstance(o.layer, BatchNorm) and not o.frozen]
+        return tuple(v for op in trained for v in (*op.params, *op.buffers))
 
     @property
     def num_params(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from client.errors import ConfigError, PocketfedError
 from client.fields import describe
@@ -101,6 +102,18 @@ def keep_common_metrics(replies: list[Message]) -> None:
     for metrics in brought:
         for key in [key for key in metrics if any(key not in others for others in brought)]:
             del metrics[key]
+
+
+def mean_values(replies: list[Message], names: list[str]) -> dict[str, NDArray[np.float32]]:
+    """Means of some of the arrays that nodes sent, weighted by their examples."""
+    weights = [int(r.content.metric_records[METRICS]["num-examples"]) for r in replies]  # type: ignore[arg-type]
+    sent = [r.content.array_records[ARRAYS] for r in replies]
+    return {
+        name: np.average([a[name].numpy() for a in sent], axis=0, weights=weights).astype(
+            np.float32
+        )
+        for name in names
+    }
 
 
 def payload_nbytes(message: Message) -> int:

@@ -34,10 +34,11 @@ from server.engine.replies import (
     check_foreign_reply,
     check_reply,
     keep_common_metrics,
+    mean_values,
     payload_nbytes,
 )
 from server.engine.sampling import OrderedGrid, keyed_random
-from server.engine.strategies import fit_to
+from server.engine.strategies import averages_only, fit_to
 from server.observer import Observer
 from server.store import NodeRound, RoundInfo, Store
 
@@ -334,7 +335,7 @@ class Rounds:
             raise RoundError(f"round {number}: aggregation failed: {e}") from None
         if record is None or metrics is None:
             raise RoundError(f"round {number}: the strategy gave no new parameters")
-        found = wire.record_to_arrays(record)
+        found = wire.record_to_arrays(record) | self._averaged(replies)
         arrays = dict(before)
         for p in self.model.sent:
             with np.errstate(over="ignore"):
@@ -345,6 +346,14 @@ class Rounds:
                     "lower train.lr or the strategy's server learning rate"
                 )
         return arrays, _number(metrics["train-loss"]) if "train-loss" in metrics else None
+
+    def _averaged(self, replies: list[Message]) -> Arrays:
+        """Values that are the nodes' means whatever the strategy does with the others."""
+        if averages_only(self.strategy):
+            return {}
+        local = self.experiment.federation.batch_norm == "local"
+        names = {v.name for v in (self.model.batch_norm if local else self.model.buffers)}
+        return mean_values(replies, [v.name for v in self.model.sent if v.name in names])
 
     def _evaluate_on_nodes(self, number: int, arrays: Arrays) -> tuple[float | None, float | None]:
         """Mean (loss, accuracy) on the nodes' held-out examples, if the experiment asks for it."""

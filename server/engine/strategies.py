@@ -126,6 +126,15 @@ def build_strategy(
         )
 
 
+def averages_only(strategy: Strategy) -> bool:
+    """Whether new values are an average (a median, a choice) of the nodes', with no step beyond.
+
+    A step beyond the average, by a server's learning rate or momentum, is no running statistic:
+    a variance might even become negative.
+    """
+    return not isinstance(strategy, flower.FedAvgM | flower.FedAdam | flower.FedYogi)
+
+
 def fit_to(
     strategy: Strategy, num_nodes: int, nodes_per_round: int | None, evaluate_nodes: bool
 ) -> None:

@@ -808,4 +808,8 @@ class Trajectory:
         return x.astype(np.uint8), y, np.stack(orders).astype(np.int32)
 
 
-TRAJECTORIES = (Trajectory("lenet5"), Trajectory("mlp"))
+TRAJECTORIES = (
+    Trajectory("lenet5"),
+    Trajectory("mlp"),
+    Trajectory("resnet8", epochs=17, hyper=Hyper(lr=0.02, momentum=0.9)),  # 51 steps
+)

@@ -121,7 +121,13 @@ def test_ten_steps(subjects: Subjects, case: Case, hyper: str) -> None:
     )
 
 
-@pytest.mark.parametrize("trajectory", TRAJECTORIES, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "trajectory",
+    [
+        pytest.param(t, id=t.name, marks=[pytest.mark.slow] if "resnet" in t.name else [])
+        for t in TRAJECTORIES
+    ],
+)
 def test_trajectory(any_device: Device, trajectory: Trajectory) -> None:
     """A shipped network over more than twenty steps, and its logits after them."""
     frozen, params = read(trajectory), trajectory.params()

@@ -18,6 +18,9 @@ from client.model import load_model
         ("mlp", 32),
         ("lenet5", 3),
         ("lenet5", 32),
+        ("resnet8", 4),
+        pytest.param("resnet8", 32, marks=pytest.mark.slow),
+        pytest.param("resnet20", 32, marks=pytest.mark.slow),
         pytest.param("femnist_cnn", 32, marks=pytest.mark.slow),
     ],
 )

@@ -56,6 +56,36 @@ def ended(*layers: Any) -> list[Any]:
             6_603_710,
             2 * (25 * 32 * 784 + 800 * 64 * 196 + 3136 * 2048 + 2048 * 62),
         ),
+        # convolutions with biases of 16, 32 and 64 channels, shortcuts, batch norms, linear; of
+        # the operations the last but one are batch norm's, a multiply-add for each element
+        (
+            "resnet8",
+            448 + 2 * 2320 + 4640 + 9248 + 544 + 18496 + 36928 + 2112 + 2 * 240 + 650,
+            2
+            * (
+                (27 + 2 * 144) * 16 * 1024
+                + (144 + 288 + 16) * 32 * 256
+                + (288 + 576 + 32) * 64 * 64
+                + (3 * 16 * 1024 + 2 * 32 * 256 + 2 * 64 * 64)
+                + 640
+            ),
+        ),
+        (
+            "resnet20",
+            (27 + 6 * 144) * 16
+            + (144 + 5 * 288 + 16) * 32
+            + (288 + 5 * 576 + 32) * 64
+            + 2 * 7 * (16 + 32 + 64)
+            + 650,
+            2
+            * (
+                (27 + 6 * 144) * 16 * 1024
+                + (144 + 5 * 288 + 16) * 32 * 256
+                + (288 + 5 * 576 + 32) * 64 * 64
+                + 7 * (16 * 1024 + 32 * 256 + 64 * 64)
+                + 640
+            ),
+        ),
     ],
 )
 def test_shipped_model(name: str, num_params: int, flops: int) -> None:
