@@ -48,7 +48,9 @@ Some are zero but for rounding: that of a bias before batch norm, which takes an
 DRAWS = 5
 """Examples are drawn again after a mismatch: flips fall elsewhere, a fault stays."""
 
-HYPER = Hyper(lr=0.05, momentum=0.9, weight_decay=1e-3)
+HYPER = Hyper(lr=0.05, momentum=0.9, weight_decay=1e-3, betas=(0.9, 0.99), eps=0.05)
+"""With an eps about as large as gradients are: a smaller one makes Adam's steps of what is nothing
+but rounding (the gradient of a bias before batch norm) as large as any other."""
 CLIPPED = replace(HYPER, clip_norm=0.1)  # below any gradient's norm at the start
 
 

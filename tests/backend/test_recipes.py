@@ -202,3 +202,12 @@ def test_every_kind_of_layer_can_be_frozen(device: Device, name: str, odd: int) 
                 assert moved == (value.name in sent), value.name
         subject.release()
     assert_tensors_close(model, "gradient", *results)
+
+
+def test_the_parity_gate_lets_adam_pass_where_gradients_are_noise(device: Device) -> None:
+    """A bias before batch norm has no gradient but rounding, which AdamW would make steps of lr."""
+    layers = [conv(31, 3), "batchnorm2d", "relu", "flatten", linear(5)]
+    model = build_model({"name": "net", "input": {"shape": [2, 9, 8]}, "layers": layers}, "net")
+    program = device.compile(model.whole, 16, Recipe(optimizer="adamw"))
+    parity.compare(program, device, model)
+    program.release()

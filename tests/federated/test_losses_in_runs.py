@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from flwr.app import MetricRecord, RecordDict
 
 from client import trainer, wire
@@ -196,3 +199,25 @@ def test_what_a_foreign_node_sends_of_frozen_layers_is_left_out(work: Path) -> N
     wire.add_record(content, NodeRecord("node-0", num_examples=3))
     with pytest.raises(RejectedError, match=r"not in the model: fc1\.weight"):
         check_reply(content, "train", "node-0", expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [["--isolate"], ["--engine", "ray"]], ids=["isolate", "ray"])
+def test_a_worker_and_ray_end_as_this_process_does(work: Path, how: list[str]) -> None:
+    """AdamW, squared error, a schedule and a frozen layer go with the task and come back."""
+    if "ray" in how:
+        pytest.importorskip("ray")
+    _, classes = fakes.examples(60)
+    train = {"loss": "mse", "frozen": ["fc1"], "schedule": {"kind": "cosine"}, **ADAM}
+    made = experiment(work, np.eye(3)[classes], train=train)
+    here = run(made, work / "here")
+    (work / "small.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    command = [str(Path(sys.executable).parent / "pocketfed"), "simulate", "small.yaml"]
+    subprocess.run([*command, "--out", "there", *how], check=True, cwd=work, timeout=400)
+    there = load_model_file(work / "there" / "model.safetensors")[1]
+    for name, value in here.items():
+        np.testing.assert_array_equal(there[name], value)
+    for name in ("here", "there"):
+        with Store.read(work / name / "run.db") as store:
+            records = [row.record for row in store.node_rounds()]
+        assert all(record is not None and record.accuracy is None for record in records)
