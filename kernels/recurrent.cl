@@ -33,6 +33,10 @@
 
 #define SUM_ROWS 512 // rows whose gradients are summed up by themselves: longer sums round more
 
+// Numbers in a row of gates: with some more than the four blocks, rows whose size is a power of two
+// do not all fall into the same places of the cache.
+inline int width(const int hidden) { return 4 * hidden + 16; }
+
 inline floatv sigmoid(const floatv x) { return (floatv)1 / ((floatv)1 + exp(-x)); }
 
 // See the top of the file. Units beyond the last one are zeros.
@@ -102,7 +106,7 @@ __kernel void project(IN(x), IN(packed),
 #if BIAS
       acc[i][g] += LOADV(bias + g * hidden + unit);
 #endif
-      store_first(acc[i][g], gates + ((row0 + i) * 4 + g) * hidden + unit, hidden - unit);
+      store_first(acc[i][g], gates + (row0 + i) * width(hidden) + g * hidden + unit, hidden - unit);
     }
   }
 }
@@ -143,7 +147,7 @@ __kernel void step_forward(IN(packed),
     if (row0 + i >= count)
       break;
     const int row = (row0 + i) * steps + t;
-    __global float *z = gates + row * 4 * hidden + unit;
+    __global float *z = gates + row * width(hidden) + unit;
     __global float *h = y + row * hidden + unit;
 #if BIAS
 #pragma unroll
@@ -227,7 +231,7 @@ __kernel void step_backward(IN(w), IN(dy),
     column[j] = min(unit0 + j * VW, hidden - 1);
 #pragma unroll
   for (int i = 0; i < TM; i++) {
-    a[i] = gates + (min(row0 + i, count - 1) * steps + min(t + 1, steps - 1)) * 4 * hidden;
+    a[i] = gates + (min(row0 + i, count - 1) * steps + min(t + 1, steps - 1)) * width(hidden);
 #pragma unroll
     for (int j = 0; j < TN; j++)
       acc[i][j] = (floatv)0;
@@ -250,7 +254,7 @@ __kernel void step_backward(IN(w), IN(dy),
       const int unit = column[j], left = hidden - (unit0 + j * VW);
       if (left <= 0)
         break;
-      __global float *z = gates + row * 4 * hidden + unit;
+      __global float *z = gates + row * width(hidden) + unit;
       __global float *kept = carry + (row0 + i) * hidden + unit;
       floatv dh = acc[i][j] + LOADV(dy + row * hidden + unit);
 #if GATES == 4
@@ -310,7 +314,7 @@ __kernel void input_grad(IN(gates), IN(w),
     column[j] = min(column0 + j * VW, inputs - 1);
 #pragma unroll
   for (int i = 0; i < TM; i++) {
-    a[i] = gates + min(row0 + i, rows - 1) * 4 * hidden;
+    a[i] = gates + min(row0 + i, rows - 1) * width(hidden);
 #pragma unroll
     for (int j = 0; j < TN; j++)
       acc[i][j] = (floatv)0;
@@ -366,7 +370,7 @@ __kernel void weight_grad(IN(gates), IN(x), OUT(partial), const int steps, const
   }
   for (int n = split * split_rows; n < min((split + 1) * split_rows, count); n++)
     for (int t = SHIFT; t < steps; t++) {
-      __global const float *a = gates + (n * steps + t) * 4 * hidden;
+      __global const float *a = gates + (n * steps + t) * width(hidden);
       __global const float *b = x + (n * steps + t - SHIFT) * inputs;
       floatv bv[TN];
 #pragma unroll
@@ -407,7 +411,7 @@ __kernel void bias_grad(IN(gates), OUT(partial), const int rows, const int hidde
   for (int begin = split * split_rows; begin < stop; begin += SUM_ROWS) {
     floatv sum = (floatv)0;
     for (int row = begin; row < min(begin + SUM_ROWS, stop); row++)
-      sum += LOADV(gates + (row * 4 + g) * hidden + unit);
+      sum += LOADV(gates + row * width(hidden) + g * hidden + unit);
     total += sum;
   }
   partial += split * 2 * GATES * hidden + unit;

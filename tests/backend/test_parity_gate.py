@@ -22,6 +22,7 @@ from client.model import load_model
         pytest.param("resnet8", 32, marks=pytest.mark.slow),
         pytest.param("resnet20", 32, marks=pytest.mark.slow),
         pytest.param("femnist_cnn", 32, marks=pytest.mark.slow),
+        pytest.param("char_lstm", 32, marks=pytest.mark.slow),
     ],
 )
 def test_a_sound_device_passes(device: Device, name: str, capacity: int) -> None:

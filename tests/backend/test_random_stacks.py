@@ -122,6 +122,35 @@ def models(draw: st.DrawFn) -> Model:
     return network(shape, *layers, *end)
 
 
+RECURRENT = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["lstm", "gru"]),
+        "hidden_size": SIZES,
+        "num_layers": st.integers(1, 2),
+        "bias": st.booleans(),
+    }
+)
+STEP_LAYERS = st.one_of(
+    RECURRENT,
+    RECURRENT,
+    st.fixed_dictionaries({"type": st.just("linear"), "out_features": SIZES}),
+    st.sampled_from(["relu", "tanh", "transpose", {"type": "dropout", "p": 0.5}]),
+    st.builds(
+        lambda layer: {"type": "residual", "body": [layer], "shortcut": [layer, "relu"]}, RECURRENT
+    ),
+)
+
+
+@st.composite
+def readers(draw: st.DrawFn) -> Model:
+    """Tokens, an embedding, layers on their sequence, and its last step or all of them."""
+    embedding = {"type": "embedding", "embedding_dim": draw(SIZES)}
+    layers = draw(st.lists(STEP_LAYERS, min_size=1, max_size=4))
+    end = [draw(st.sampled_from(["last_step", "flatten"])), {"type": "linear", "out_features": 3}]
+    spec = {"vocabulary": draw(st.sampled_from([1, 2, 33, 300]))}
+    return network([draw(st.integers(1, 6))], embedding, *layers, *end, **spec)
+
+
 @st.composite
 def recipes(draw: st.DrawFn) -> tuple[Loss, int]:
     """A loss, and how many operations at the beginning are frozen."""
@@ -159,6 +188,22 @@ SETTINGS = settings(
 @settings(SETTINGS, max_examples=5)
 @given(model=models(), how=recipes(), count=st.sampled_from([1, 2, 5, 7]))
 def test_random_stack(device: Device, model: Model, how: tuple[Loss, int], count: int) -> None:
+    agrees(device, model, how, count)
+
+
+@settings(SETTINGS, max_examples=4)
+@given(model=readers(), how=recipes(), count=st.sampled_from([1, 2, 5, 7]))
+def test_random_reader(device: Device, model: Model, how: tuple[Loss, int], count: int) -> None:
+    agrees(device, model, how, count)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(SETTINGS, max_examples=40)
+@given(model=readers(), how=recipes(), count=st.sampled_from([1, 2, 5, 7]))
+def test_many_random_readers(
+    device: Device, model: Model, how: tuple[Loss, int], count: int
+) -> None:
     agrees(device, model, how, count)
 
 

@@ -14,6 +14,12 @@ from client.model.layers import GRU, LSTM
 MOST_TERMS = 2048
 """Numbers that a gradient of a weight adds up one after the other; longer sums round more."""
 
+MOST_COLUMNS = 4
+"""Vectors in a tile's row: wider ones run through more lines of the weights at once."""
+
+ROW_SLACK = 16
+"""As in recurrent.cl: numbers that a row of gates has more than its four blocks."""
+
 CACHED_NBYTES = 1 << 20
 """So much of the inputs should be in a core's cache while gradients of weights are computed."""
 
@@ -88,7 +94,7 @@ def _levels(node: Node, low: Lowering) -> list[_Level]:
                 params=node.op.params[number * each : (number + 1) * each],
                 x=x,
                 y=y,
-                saved=low.keep(node, f"gates {number}", steps * 4 * hidden),
+                saved=low.keep(node, f"gates {number}", steps * (4 * hidden + ROW_SLACK)),
                 cells=(
                     low.keep(node, f"cells {number}", steps * hidden)
                     if isinstance(layer, LSTM)
@@ -300,7 +306,7 @@ def _rows(low: Lowering, rows: int, gates: int, blocks: int) -> int:
 def _tile(low: Lowering, rows: int, columns: int) -> Tile:
     """The best tile that leaves enough of them to keep the device busy."""
     for sums in range(low.target.accumulators, 1, -1):
-        t = Cover(rows, columns, sums, row_load=1.0).best
+        t = Cover(rows, min(columns, MOST_COLUMNS), sums, row_load=1.0).best
         if -(-rows // t.rows) * -(-columns // t.columns) >= _busy(low):
             return t
     return Tile(1, 1)
