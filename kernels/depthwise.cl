@@ -158,6 +158,9 @@ __kernel void depthwise_wgrad(IN(x), IN(dy), OUT(partial), const int width, cons
     int at[TAPS];
     find_taps(first, height, width, rows, columns, at);
     const intv there = (intv)(LANES < (intv)(PACK * width * height - first));
+#pragma unroll
+    for (int u = 0; u < KH; u++)
+      rows[u] &= there; // what lies beyond the last place may be no number
     for (int example = split * SPLIT; example < min((split + 1) * SPLIT, count); example++) {
       const int plane = (example * C + c0) * AREA;
       const floatv dyv = select((floatv)0, LOADV(dy + plane + first), there);
