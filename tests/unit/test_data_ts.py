@@ -108,7 +108,7 @@ def test_basic_motions() -> None:
 
 
 @with_aeon
-@pytest.mark.parametrize("name", ["basic_motions", "japanese_vowels"])
+@pytest.mark.parametrize("name", ["basic_motions_iid", "japanese_vowels_speakers"])
 def test_shipped_data_configurations_are_valid_and_load(name: str) -> None:
     path = find_config(name, "data", Path(), "test")
     config = parse(DataConfig, read_yaml(path), str(path))
