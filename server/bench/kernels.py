@@ -9,7 +9,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,9 @@ class Peak:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One command of a training step; the fields of the JSON row.
+    """One kernel of a training step; the fields of the JSON row.
+
+    Launches of one kernel for one operation, as for the steps of a sequence, are put together.
 
     ``op_ms``, ``numpy_ms`` and ``torch_ms`` are of the whole part of the operation, which may be
     several commands: of this device, of numpy, of PyTorch on the CPU.
@@ -68,7 +70,8 @@ class KernelRow:
     kernel: str
     variant: str
     shape: str  # input and output of the operation, for one example
-    ms: float  # median over sampled steps
+    launches: int
+    ms: float  # of all of them: sum of the medians over sampled steps
     gflops: float | None  # None where no arithmetic is counted
     gbytes_per_s: float
     bound: str  # "arithmetic" or "memory": which of the two must take longer
@@ -185,6 +188,35 @@ def medians(commands: Sequence[Command], steps: int) -> list[Command]:
     ]
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """Commands of one kernel put together: sums over so many launches."""
+
+    command: Command
+    launches: int
+
+
+def put_together(commands: Iterable[Command]) -> list[Kernel]:
+    """By operation, part, kernel and variant; one without a variant belongs to any."""
+    found: list[Kernel] = []
+    for c in commands:
+        for i, (first, launches) in enumerate((k.command, k.launches) for k in found):
+            same = (c.op, c.part, c.kernel) == (first.op, first.part, first.kernel)
+            if same and (c.variant == first.variant or not (c.variant and first.variant)):
+                both = replace(
+                    first,
+                    variant=first.variant or c.variant,
+                    flops=first.flops + c.flops,
+                    nbytes=first.nbytes + c.nbytes,
+                    seconds=first.seconds + c.seconds,
+                )
+                found[i] = Kernel(both, launches + 1)
+                break
+        else:
+            found.append(Kernel(c, 1))
+    return found
+
+
 def part_s(commands: Iterable[Command]) -> dict[tuple[str, Part], float]:
     """Seconds of each operation's forward and backward, and of the other parts."""
     total: dict[tuple[str, Part], float] = {}
@@ -213,11 +245,12 @@ def make_rows(
     ops = {op.name: op for op in model.ops}
     own_s = part_s(commands)
     rows = []
-    for c in commands:
+    for kernel in put_together(commands):
+        c, launches = kernel.command, kernel.launches
         op = ops.get(c.op) if c.part in ("forward", "backward") else None
         arithmetic_s, memory_s = (
             c.flops / peaks.flops_per_s,
-            c.nbytes / peaks.nbytes_per_s(c.nbytes),
+            c.nbytes / peaks.nbytes_per_s(c.nbytes // launches),
         )
         rows.append(
             KernelRow(
@@ -233,6 +266,7 @@ def make_rows(
                 shape=f"{text(model.tensors[op.inputs[0]])} to {text(model.tensors[op.output])}"
                 if op
                 else "",
+                launches=launches,
                 ms=c.seconds * 1e3,
                 gflops=c.flops / c.seconds / 1e9 if c.flops else None,
                 gbytes_per_s=c.nbytes / c.seconds / 1e9,
@@ -257,8 +291,18 @@ def _ms(seconds: float | None) -> float | None:
 
 def render(report: KernelReport) -> Table:
     """The rows as a table; its title has the peaks."""
-    columns = ["model", "batch", "device", "operation", "part", "kernel", "variant", "shape", "ms"]
-    columns += ["GFLOPS", "GB/s", "roofline", "bound", "part ms", "numpy ms", "PyTorch ms"]
+    columns = ["model", "batch", "device", "operation", "part", "kernel", "variant", "shape"]
+    columns += [
+        "launches",
+        "ms",
+        "GFLOPS",
+        "GB/s",
+        "roofline",
+        "bound",
+        "part ms",
+        "numpy ms",
+        "PyTorch ms",
+    ]
     cells = [
         [
             r.model,
@@ -269,6 +313,7 @@ def render(report: KernelReport) -> Table:
             r.kernel,
             r.variant,
             r.shape,
+            str(r.launches),
             f"{r.ms:.3f}",
             number(r.gflops, ".1f"),
             f"{r.gbytes_per_s:.1f}",

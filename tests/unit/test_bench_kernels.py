@@ -34,7 +34,7 @@ def test_a_copy_of_the_kernels_own_size_is_the_roof() -> None:
 
 
 def test_share_of_the_roofline() -> None:
-    slow = replace(CONV, flops=0, nbytes=5000, seconds=1e-2)
+    slow = replace(CONV, kernel="copy", flops=0, nbytes=5000, seconds=1e-2)
     row, copy = kernels.make_rows(model(), 8, INFO, PEAKS, [CONV, slow], {}, {})
     # 2000 operations take 2 us at the least, 500 bytes at 4 MB/s take 125 us
     assert (row.bound, copy.bound) == ("memory", "memory")
@@ -55,13 +55,28 @@ def test_parts_of_an_operation_stand_beside_numpys_and_pytorchs() -> None:
     update = replace(loss, op="clip", part="update")
     numpy_s: dict[tuple[str, kernels.Part], float] = {("conv", "backward"): 0.25}
     torch_s: dict[tuple[str, kernels.Part], float] = {("loss", "loss"): 0.5}
-    commands = [CONV, backward, backward, loss, update, update]
+    other = replace(backward, kernel="sum_partials")
+    commands = [CONV, backward, other, loss, update, replace(update, op="update")]
     rows = kernels.make_rows(model(), 8, INFO, PEAKS, commands, numpy_s, torch_s)
     assert [round(r.op_ms, 6) for r in rows] == [0.004, 0.002, 0.002, 0.003, 0.006, 0.006]
     assert [r.numpy_ms for r in rows] == [None, 250, 250, None, None, None]
     assert [r.torch_ms for r in rows] == [None, None, None, 500, None, None]
     assert (rows[0].layer, rows[0].shape) == ("conv2d", "1x6x6 to 2x4x4")
     assert (rows[3].layer, rows[3].shape) == ("", "")
+
+
+def test_launches_of_one_kernel_are_put_together() -> None:
+    step = replace(CONV, kernel="step", variant="", flops=0)
+    last = replace(step, variant="4x4", flops=7, seconds=2e-6)
+    other = replace(step, variant="", op="fc")
+    (conv, steps, alone) = kernels.put_together([CONV, step, other, step, last, step])
+    assert (conv.launches, conv.command) == (1, CONV)
+    assert (steps.launches, steps.command.variant, steps.command.flops) == (4, "4x4", 7)
+    assert steps.command.seconds == pytest.approx(3 * 4e-6 + 2e-6)
+    assert steps.command.nbytes == 4 * 500
+    assert alone.launches == 1
+    variants = [replace(CONV, variant=v) for v in ("a", "b")]
+    assert [k.launches for k in kernels.put_together(variants)] == [1, 1]
 
 
 def test_medians_of_steps_command_by_command() -> None:

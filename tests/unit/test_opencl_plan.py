@@ -17,6 +17,7 @@ from client.backends.opencl import tiles
 from client.backends.opencl.launch import fitted, rounded
 from client.backends.opencl.plan import SegmentPlan, gather_launches, plan_segment
 from client.backends.opencl.tiles import Tile, target_of, tile
+from client.backends.opencl.work import least_nbytes
 from client.fields import shipped_names
 from client.model import Model, Segment, build_model, load_model
 from client.model.layers import Conv, Linear
@@ -215,3 +216,16 @@ def test_work_groups_shrink_to_a_kernels_limit() -> None:
     assert fitted((8, 8, 1), 16) == (4, 4, 1)
     assert fitted((64, 1), 1) == (1, 1)
     assert rounded((5, 9), (4, 8)) == (8, 16)
+
+
+def test_a_step_of_a_sequence_touches_its_part_of_the_tensors() -> None:
+    lstm = {"type": "lstm", "hidden_size": 32}
+    plan = plan_segment(network([10, 16], lstm, "last_step", linear(3)).whole, 8, CPU)
+    steps = [launch for launch in plan.forward if launch.kernel == "step_forward"]
+    assert len(steps) == 10
+    weights, state = 4 * 32 * 32, 8 * 32  # numbers: of one step's matrices; of a row of 8 examples
+    # the gates and activations that are kept, cells, and h; of these at most twice what is needed
+    assert 4 * (weights + 6 * state) <= least_nbytes(steps[5], 8, plan) <= 8 * (weights + 6 * state)
+    (last,) = [launch for launch in plan.forward if launch.kernel == "last_step_forward"]
+    assert least_nbytes(last, 8, plan) == 4 * (state + state)
+    assert least_nbytes(last, 4, plan) == 4 * state

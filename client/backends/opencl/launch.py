@@ -85,7 +85,8 @@ class Launch:
     ``choice``: which choice of a tile it depends on, where there is one.
     ``flops``: arithmetic for one example by the layer's count; 0 where none is counted.
     ``flat_nbytes``: of a kernel that goes over the flat buffers, not over a layer's tensors: the
-    bytes that it reads and writes there.
+    bytes that it reads and writes there. ``parts``: slots of which it touches one of so many equal
+    parts, as a step of a sequence does.
     """
 
     op: str
@@ -101,6 +102,7 @@ class Launch:
     mode: Literal["always", "training", "evaluation"] = "always"
     flops: int = 0
     flat_nbytes: int = 0
+    parts: tuple[tuple[Slot, int], ...] = ()
 
     @property
     def slots(self) -> tuple[Slot, ...]:

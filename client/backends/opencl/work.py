@@ -53,10 +53,10 @@ def least_nbytes(launch: Launch, count: int, plan: SegmentPlan) -> int:
     }
     trained = [p for op in segment.ops if op.trained for p in op.params]
     sizes |= {At(Memory.GRADS, segment.grad_place(p)): p.size for p in trained}
-    total = 0
+    total, parts = 0, dict(launch.parts)
     for arg in launch.args:
         if isinstance(arg, Slot):
-            total += arg.nbytes * count // plan.capacity
+            total += arg.nbytes * count // (plan.capacity * parts.get(arg, 1))
         elif isinstance(arg, At):
             total += 4 * sizes.get(arg, 0)
     return total

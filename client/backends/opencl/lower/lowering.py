@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -118,11 +118,12 @@ class Lowering:
         busy: Literal["compute", "copy"] = "compute",
         mode: Literal["always", "training", "evaluation"] = "always",
         flops: int | None = None,
+        parts: Mapping[Slot, int] | None = None,
     ) -> None:
         """Append a launch to the forward or the backward pass.
 
         ``flops``: arithmetic for one example; by default that of the layer's forward pass, as each
-        of its gradients has too, or none where the kernel only copies.
+        of its gradients has too, or none where the kernel only copies. ``parts`` as in Launch.
         """
         if flops is None:
             x = self.graph.segment.model.tensors[node.op.inputs[0]]
@@ -141,6 +142,7 @@ class Lowering:
             busy=busy,
             mode=mode,
             flops=flops,
+            parts=tuple((parts or {}).items()),
         )
         (self.backward if backward else self.forward).append(launch)
 

@@ -135,6 +135,7 @@ def _forward(node: Node, low: Lowering, level: _Level) -> None:
     )
     step_rows = _rows(low, low.capacity, level.gates, blocks)
     packed = _pack(node, low, level, level.weight_hh)
+    sequences = [s for s in (level.cells, level.saved, level.y) if s is not None]
     for t in range(level.steps):
         low.launch(
             node,
@@ -157,6 +158,7 @@ def _forward(node: Node, low: Lowering, level: _Level) -> None:
             defines={**defines, "TM": step_rows},
             variant=f"step {step_rows}x{level.gates}" if t == 0 else "",
             flops=2 * level.weight_hh.size if t > 0 else 0,
+            parts=dict.fromkeys(sequences, level.steps),
         )
 
 
@@ -182,6 +184,7 @@ def _pack(node: Node, low: Lowering, level: _Level, weight: Param) -> Slot:
 def _steps_backward(node: Node, low: Lowering, level: _Level, dy: Slot, carry: Slot) -> None:
     vectors = -(-level.hidden // low.target.vector)
     tile = _tile(low, low.capacity, vectors)
+    seen = level.cells if level.cells is not None else level.y
     for t in reversed(range(level.steps)):
         low.launch(
             node,
@@ -190,7 +193,7 @@ def _steps_backward(node: Node, low: Lowering, level: _Level, dy: Slot, carry: S
             [
                 low.param(level.weight_hh),
                 dy,
-                level.cells if level.cells is not None else level.y,
+                seen,
                 level.saved,
                 carry,
                 t,
@@ -204,6 +207,7 @@ def _steps_backward(node: Node, low: Lowering, level: _Level, dy: Slot, carry: S
             defines={"GATES": level.gates, "TM": tile.rows, "TN": tile.columns},
             variant=f"step {tile}" if t == 0 else "",
             flops=2 * level.weight_hh.size if t < level.steps - 1 else 0,
+            parts=dict.fromkeys([dy, seen, level.saved], level.steps),
         )
 
 

@@ -67,15 +67,17 @@ def last_step_forward(node: Node, low: Lowering) -> None:
     """y = the last row of each example."""
     steps, features = _matrix(node, low)
     vectors = -(-features // low.target.vector)
+    x = low.value(node.inputs[0])
     low.launch(
         node,
         "sequence",
         "last_step_forward",
-        [low.value(node.inputs[0]), low.value(node.output), Symbol.COUNT, steps, features],
+        [x, low.value(node.output), Symbol.COUNT, steps, features],
         lambda count: (vectors, count),
         _local(low),
         backward=False,
         busy="copy",
+        parts={x: steps},
     )
 
 
