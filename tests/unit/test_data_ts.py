@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.config import DataConfig, PartitionConfig
-from client.data import load, packaged, partition, split_holdout
+from client.config import DataConfig, PartitionConfig, load_experiment
+from client.data import fit_to, load, packaged, partition, split_holdout
 from client.data.ts import load_ts
 from client.errors import DataError, MissingExtraError
 from client.fields import find_config, parse, read_yaml
+from client.model import build_model
 
 HEAD = "#A comment: not data\n@problemName Small\n@classLabel true walk rest\n@data\n"
 
@@ -117,6 +118,19 @@ def test_shipped_data_configurations_are_valid_and_load(name: str) -> None:
     parts = partition(rest.y, rest.columns, config.partition, seed=0)
     assert sum(len(index) for _, index in parts) + len(held_out) == len(found)
     assert min(len(index) for _, index in parts) >= 15
+
+
+@with_aeon
+def test_the_shipped_experiment_fits_its_data() -> None:
+    path = Path(__file__).parents[2] / "configs" / "basic_motions.yaml"
+    experiment = load_experiment(path)
+    motions = load(experiment.data.source, path.parent)
+    model = build_model(experiment.model, str(path))
+    assert fit_to(motions, model, experiment.train.loss).x.shape == motions.x.shape
+    factor, shift = model.input.affine(motions.x.dtype)
+    x = motions.x * factor[:, None] + shift[:, None]
+    assert np.abs(x.mean((0, 2))).max() < 0.01
+    assert np.abs(x.std((0, 2)) - 1).max() < 0.01
 
 
 @with_aeon
