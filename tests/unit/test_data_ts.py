@@ -126,7 +126,7 @@ def test_the_shipped_experiment_fits_its_data() -> None:
     experiment = load_experiment(path)
     motions = load(experiment.data.source, path.parent)
     model = build_model(experiment.model, str(path))
-    assert fit_to(motions, model, experiment.train.loss).x.shape == motions.x.shape
+    assert fit_to(motions, model, experiment.train.recipe.loss).x.shape == motions.x.shape
     factor, shift = model.input.affine(motions.x.dtype)
     x = motions.x * factor[:, None] + shift[:, None]
     assert np.abs(x.mean((0, 2))).max() < 0.01
