@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,14 +134,13 @@ def test_what_is_odd_is_remarked_with_a_remedy(device: Any, said: list[str]) -> 
 def test_errors_of_opencl_name_device_and_kernel() -> None:
     from pathlib import Path
 
-    from client.backends.opencl.prepare import Prepared
     from client.model import load_model
 
     device = open_device()
     program = device.compile(load_model(Path("mlp")).whole, 4)
     prepared = program._bind(program._plan.forward, 4, "training")  # type: ignore[attr-defined]
     p = prepared[0]
-    broken = Prepared(p.launch, p.kernel, (3, 3), (1 << 20, 1 << 20), p.num_args)
+    broken = replace(p, global_size=(3, 3), local_size=(1 << 20, 1 << 20))
     with pytest.raises(DeviceError, match=rf"{device.info.name[:7]}.*kernel gemm of fc1") as caught:
         program._run([broken])  # type: ignore[attr-defined]
     assert "\n" not in str(caught.value)
