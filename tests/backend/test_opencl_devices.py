@@ -142,6 +142,6 @@ def test_errors_of_opencl_name_device_and_kernel() -> None:
     p = prepared[0]
     broken = replace(p, global_size=(3, 3), local_size=(1 << 20, 1 << 20))
     with pytest.raises(DeviceError, match=rf"{device.info.name[:7]}.*kernel gemm of fc1") as caught:
-        program._run([broken])  # type: ignore[attr-defined]
+        program._run("forward", [broken])  # type: ignore[attr-defined]
     assert "\n" not in str(caught.value)
     device.close()
