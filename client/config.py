@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from client.backends import names
-from client.backends.base import OptimizerName, Recipe
+from client.backends.recipe import OptimizerName, Recipe
 from client.errors import ConfigError, did_you_mean
 from client.fields import describe, find_config, join, overlay, parse, parse_yaml, read_yaml
 from client.model import Model, build_model

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 import kernels
 from client import __version__, backends
-from client.backends.base import Device, Hyper, Program
+from client.backends.base import Device, Program
+from client.backends.recipe import Hyper
 from client.cache import cache_dir, write_atomically
 from client.errors import ParityError
 from client.model.graph import Float32Array, Model

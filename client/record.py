@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.backends.base import Traffic
+from client.backends.figures import Traffic
 from client.errors import ConfigError
 from client.fields import parse
 from client.timing import Timing

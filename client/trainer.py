@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from client import random
-from client.backends.base import Device, DeviceData, Hyper, Metrics, Program
+from client.backends.base import Device, DeviceData, Program
+from client.backends.figures import Metrics
+from client.backends.recipe import Hyper
 from client.errors import TrainingError
 from client.model.graph import Float32Array
 from client.timing import RoundClock

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 import kernels
 from client import __version__
-from client.backends.base import Hyper, Metrics
+from client.backends.figures import Metrics
+from client.backends.recipe import Hyper
 from client.config import Experiment, TrainConfig
 from client.errors import MismatchError, PocketfedError
 from client.model.graph import Float32Array, Model

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client import trainer
-from client.backends.base import Device, Program, Recipe
+from client.backends.base import Device, Program
+from client.backends.recipe import Recipe
 from client.config import DevicesConfig
 from client.data import Dataset, cut_for, fit_inputs, fit_to, load_inputs
 from client.errors import StoreError

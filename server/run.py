@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from client import backends, trainer
-from client.backends.base import Recipe
+from client.backends.recipe import Recipe
 from client.config import Experiment
 from client.data import Dataset
 from client.data.shares import Shares

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from client.backends.base import Traffic
+from client.backends.figures import Traffic
 from client.errors import StoreError
 from client.record import NodeRecord, Placement
 from server.schema import check_schema, complaints, connect, schema

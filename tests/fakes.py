@@ -17,19 +17,11 @@ import pytest
 from numpy.typing import NDArray
 
 from client import backends, config
-from client.backends.base import (
-    DEFAULT_RECIPE,
-    Backend,
-    Device,
-    DeviceData,
-    DeviceInfo,
-    Hyper,
-    Program,
-    Recipe,
-    numbered,
-)
+from client.backends.base import Backend, Device, DeviceData, Program
+from client.backends.device_info import DeviceInfo, numbered
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.program import NumpyProgram
+from client.backends.recipe import DEFAULT_RECIPE, Hyper, Recipe
 from client.config import Experiment
 from client.errors import DeviceError
 from client.fields import overlay, parse

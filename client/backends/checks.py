@@ -1,16 +1,24 @@
-"""What every backend refuses in a data set, in the same words."""
+"""What every backend refuses, in the same words: layers it does not know, data that do not fit."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client.errors import DataError
-from client.model.graph import Model
-from client.model.layers import Shape
+from client.errors import DataError, DeviceError
+from client.model.graph import Model, Segment
+from client.model.layers import Layer, Shape
 from client.model.losses import Labels, LabelsInfo, Loss
+
+
+def require_layers(segment: Segment, known: Collection[type[Layer]], backend: str) -> None:
+    """DeviceError where the segment has a layer that a backend does not know."""
+    for op in segment.ops:
+        if type(op.layer) not in known:
+            raise DeviceError(f"the backend {backend} cannot train the layer {op.layer.kind}")
 
 
 def check_examples(x: NDArray[Any], y: Labels) -> LabelsInfo:

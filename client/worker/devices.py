@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from client import backends, parity
-from client.backends.base import DEFAULT_RECIPE, Device, DeviceInfo, Program, Recipe
+from client.backends.base import Device, Program
+from client.backends.device_info import DeviceInfo
+from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.config import DevicesConfig
 from client.errors import ConfigError, DeviceError
 from client.model import Model

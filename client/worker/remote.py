@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from client.backends.base import Metrics
+from client.backends.figures import Metrics
 from client.config import Experiment
 from client.data.shares import Shares
 from client.errors import MismatchError, PocketfedError, WorkerError

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from client import backends, trainer
-from client.backends.base import Device, DeviceData, DeviceInfo, Metrics, Program
+from client.backends.base import Device, DeviceData, Program
+from client.backends.device_info import DeviceInfo
+from client.backends.figures import Metrics
 from client.config import Experiment
 from client.data.shares import NodeData, Shares
 from client.errors import DeviceError, MismatchError, TrainingError

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from client.backends.base import Traffic
+from client.backends.figures import Traffic
 from client.model import Model
 from server import console
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client.backends.base import Command, DeviceInfo, Part, Peaks
+from client.backends.device_info import DeviceInfo
+from client.backends.figures import Command, Part, Peaks
 from client.config import DevicesConfig
 from client.errors import DeviceError
 from client.model import Model, load_model

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.config import DevicesConfig
 from client.errors import DeviceError, PocketfedError
 from client.model import load_model

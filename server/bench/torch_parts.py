@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from client.backends.base import Part
+from client.backends.figures import Part
 from client.model import Model
 from server.bench.workloads import Examples, TorchSteps, import_torch
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client import backends as all_backends
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.config import DevicesConfig
 from client.errors import ConfigError, DeviceError
 from client.model import Model, load_model

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import Command, Device, DeviceData, Hyper, Program, Traffic
+from client.backends.base import Device, DeviceData, Program
+from client.backends.figures import Command, Traffic
+from client.backends.recipe import Hyper
 from client.errors import MissingExtraError
 from client.model import Model, initialise
 from client.model.losses import CrossEntropy

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import Hyper, OptimizerName, Recipe
+from client.backends.recipe import Hyper, OptimizerName, Recipe
 from client.model import Model, build_model, initialise, load_model
 from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Labels, Loss
 from client.random import generator

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from client.backends import get
-from client.backends.base import Device, DeviceInfo
+from client.backends.base import Device
+from client.backends.device_info import DeviceInfo
 from tests.backend.harness import found_devices
 from tests.backend.opencl_devices import stand_in
 

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from client.backends import get, names
-from client.backends.base import DEFAULT_RECIPE, Device, DeviceData, Hyper, Program, Recipe
+from client.backends.base import Device, DeviceData, Program
 from client.backends.numpy.device import NumpyDevice
+from client.backends.recipe import DEFAULT_RECIPE, Hyper, Recipe
 from client.errors import DeviceError
 from client.model import Model, build_model, initialise
 from client.model.losses import Labels

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.errors import DeviceError
 
 if TYPE_CHECKING:

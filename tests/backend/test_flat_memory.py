@@ -10,7 +10,7 @@ import pytest
 
 from client import trainer
 from client.backends import names
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.model import initialise
 from client.timing import RoundClock
 from client.trainer import Task

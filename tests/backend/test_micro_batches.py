@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from client import parity
-from client.backends.base import Device, Hyper, Recipe
+from client.backends.base import Device
+from client.backends.recipe import Hyper, Recipe
 from client.model import Model, Segment
 from client.model.losses import CrossEntropy
 from tests.backend.harness import Subject, assert_tensors_close, examples, network, numpy_device

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.backends.base import Device, Hyper
+from client.backends.base import Device
+from client.backends.recipe import Hyper
 from client.model import Model, Segment
 from tests.backend.harness import (
     KEY,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.errors import DeviceError
 from tests.backend.harness import Subject, examples, network
 from tests.backend.opencl_devices import first_device, open_device

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.backends.base import Hyper
 from client.backends.opencl.plan import plan_segment
+from client.backends.recipe import Hyper
 from client.errors import DeviceError
 from client.model import Model, load_model
 from tests.backend.harness import Subject, examples, network

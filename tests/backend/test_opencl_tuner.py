@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from client.backends import get
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.backends.opencl import tuned, tuning
 from client.backends.opencl.tuned import Tuned
 from client.errors import DeviceError
@@ -196,7 +196,7 @@ def test_results_belong_to_a_driver_and_a_set_of_kernels(monkeypatch: pytest.Mon
 
 CHILD = """
 import json, os, sys
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.backends.opencl import tuned
 
 info = DeviceInfo("opencl", "a", "gpu")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from client.backends.base import Hyper
 from client.backends.opencl.tiles import Target, target_of
+from client.backends.recipe import Hyper
 from tests.backend.cases import CASES, Case
 from tests.backend.harness import Subject, assert_tensors_close, examples, network, numpy_device
 from tests.backend.opencl_devices import open_device

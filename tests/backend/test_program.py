@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from client import parity
-from client.backends.base import Command, Device, Hyper, Metrics
+from client.backends.base import Device
+from client.backends.figures import Command, Metrics
+from client.backends.recipe import Hyper
 from client.errors import DataError
 from client.model import Model, Segment
 from server.bench.figures import training_flops

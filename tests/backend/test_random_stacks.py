@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client.backends.base import Device, Recipe
+from client.backends.base import Device
+from client.backends.recipe import Recipe
 from client.errors import ModelError
 from client.model import Model
 from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Loss

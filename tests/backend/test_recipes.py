@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from client import parity
-from client.backends.base import Device, Hyper, Recipe
+from client.backends.base import Device
+from client.backends.recipe import Hyper, Recipe
 from client.errors import DataError
 from client.model import Model, Segment, build_model
 from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Loss

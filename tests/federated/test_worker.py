@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from machines import wait_until
 
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.errors import DataError, DeviceError, MismatchError, WorkerError
 from client.model import initialise
 from client.record import NodeRecord

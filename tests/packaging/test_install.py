@@ -94,7 +94,7 @@ installed, work = Path(sys.argv[1]), Path(sys.argv[2])
 sys.path.insert(0, str(installed))
 
 import numpy as np
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.config import load_experiment
 from client.model import initialise
 from client.timing import RoundClock

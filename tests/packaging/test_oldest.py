@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 import client
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.config import load_experiment
 from client.model import initialise
 from client.timing import RoundClock

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from client.backends.base import DEFAULT_RECIPE, Hyper, OptimizerName, Recipe
+from client.backends.recipe import DEFAULT_RECIPE, Hyper, OptimizerName, Recipe
 from client.model import Model, initialise
 from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Labels, Loss
 from server.peer_torch import twin

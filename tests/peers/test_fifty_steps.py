@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.backends.base import Device, Hyper
+from client.backends.base import Device
+from client.backends.recipe import Hyper
 from client.model import initialise, load_model
 from tests.backend.conftest import device
 from tests.backend.harness import Subject, assert_tensors_close, examples

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from client import backends, trainer
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.config import load_experiment
 from client.data.shares import Shares
 from client.errors import DeviceError

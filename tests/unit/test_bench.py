@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.backends.base import Traffic
+from client.backends.figures import Traffic
 from client.errors import ConfigError, MissingExtraError
 from client.model import build_model, load_model
 from server import console

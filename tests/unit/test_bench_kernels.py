@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from client.backends.base import Command, DeviceInfo, Peaks
+from client.backends.device_info import DeviceInfo
+from client.backends.figures import Command, Peaks
 from client.model import build_model
 from server.bench import kernels
 from server.bench.torch_parts import median_s

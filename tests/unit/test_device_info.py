@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.backends.base import DeviceInfo, numbered
+from client.backends.device_info import DeviceInfo, numbered
 
 GPU = DeviceInfo("opencl", "GPU", "gpu", vendor="V", platform="P 1.2", driver="3")
 OTHER = DeviceInfo("opencl", "Other", "gpu", vendor="V", platform="P 1.2", driver="3")

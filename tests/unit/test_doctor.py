@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.model import Model
 from client.model.graph import Float32Array
 from server import console, doctor

@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from client.backends import get
-from client.backends.base import Hyper, Program
+from client.backends.base import Program
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.ops import FUNCTIONS, convolution, windows
+from client.backends.recipe import Hyper
 from client.model import Model, Segment, build_model
 from client.model.layers import LAYERS, Add, Concat
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from client import backends
-from client.backends.base import require_layers
+from client.backends.checks import require_layers
 from client.backends.numpy.ops import FUNCTIONS
 from client.backends.opencl.lower import FAMILIES
 from client.errors import DeviceError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.backends.base import Metrics
+from client.backends.figures import Metrics
 from client.backends.numpy.ops import LOSS_FUNCTIONS
 from client.config import ScheduleConfig
 from client.errors import ConfigError, ModelError

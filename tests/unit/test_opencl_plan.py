@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kernels as kernel_sources
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.backends.opencl import tiles
 from client.backends.opencl.launch import fitted, rounded
 from client.backends.opencl.plan import SegmentPlan, gather_launches, plan_segment

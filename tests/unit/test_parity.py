@@ -12,7 +12,8 @@ import pytest
 
 import kernels
 from client import parity
-from client.backends.base import DEFAULT_RECIPE, Device, Program
+from client.backends.base import Device, Program
+from client.backends.recipe import DEFAULT_RECIPE
 from client.errors import ParityError
 from client.model import Model, build_model
 from client.model.graph import Float32Array

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from client import backends, trainer
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.errors import DeviceError
 from client.model import initialise
 from client.placement import planner, probe

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import __version__
-from client.backends.base import Hyper
+from client.backends.recipe import Hyper
 from client.errors import (
     DataError,
     DeviceError,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from client.backends import get, on_backend
-from client.backends.base import Hyper
 from client.backends.numpy.device import NumpyDevice
+from client.backends.recipe import Hyper
 from client.errors import ConfigError, DeviceError, MismatchError, TrainingError
 from client.model import Model, initialise
 from client.model.graph import Float32Array

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from client import random, trainer
-from client.backends.base import DEFAULT_RECIPE, Device, DeviceData, Hyper
+from client.backends.base import Device, DeviceData
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.program import NumpyProgram
+from client.backends.recipe import DEFAULT_RECIPE, Hyper
 from client.errors import TrainingError
 from client.model import initialise
 from client.timing import RoundClock

@@ -15,7 +15,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import kernels
 from client import __version__, wire
-from client.backends.base import Hyper, Metrics
+from client.backends.figures import Metrics
+from client.backends.recipe import Hyper
 from client.config import Experiment
 from client.data.shares import Shares
 from client.errors import ConfigError, MismatchError, ModelError, PocketfedError

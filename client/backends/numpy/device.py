@@ -13,20 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from client.backends.base import (
-    COPY_SIZES,
-    DEFAULT_RECIPE,
-    Backend,
-    Device,
-    DeviceData,
-    DeviceInfo,
-    Peaks,
-    Program,
-    Recipe,
-    Traffic,
-)
+from client.backends.base import Backend, Device, DeviceData, Program
+from client.backends.device_info import DeviceInfo
+from client.backends.figures import COPY_SIZES, Peaks, Traffic
 from client.backends.numpy.data import NumpyData
 from client.backends.numpy.program import NumpyProgram
+from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.errors import DeviceError
 from client.model.graph import Segment
 from client.model.losses import Labels

@@ -10,17 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import (
-    Command,
-    DeviceData,
-    Hyper,
-    Metrics,
-    Program,
-    Recipe,
-    Traffic,
-    Usage,
-    require_layers,
-)
+from client.backends.base import DeviceData, Program
+from client.backends.checks import require_layers
+from client.backends.figures import Command, Metrics, Traffic, Usage
 from client.backends.numpy.data import NumpyData
 from client.backends.numpy.ops import (
     FUNCTIONS,
@@ -32,6 +24,7 @@ from client.backends.numpy.ops import (
 )
 from client.backends.numpy.plan import Memory, Plan
 from client.backends.numpy.work import command_of, single
+from client.backends.recipe import Hyper, Recipe
 from client.model.graph import Segment
 from client.model.losses import Labels
 

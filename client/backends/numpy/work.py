@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from client.backends.base import Command, Part
+from client.backends.figures import Command, Part
 from client.backends.numpy.ops import Function
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from client.backends.base import Backend, Device, DeviceInfo
+from client.backends.base import Backend, Device
+from client.backends.device_info import DeviceInfo
 from client.errors import DeviceError
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyopencl as cl
 
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.backends.opencl.calls import errors_as_ours
 from client.errors import DeviceError
 

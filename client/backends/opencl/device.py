@@ -8,16 +8,9 @@ import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
-from client.backends.base import (
-    DEFAULT_RECIPE,
-    Device,
-    DeviceData,
-    DeviceInfo,
-    Peaks,
-    Program,
-    Recipe,
-    Traffic,
-)
+from client.backends.base import Device, DeviceData, Program
+from client.backends.device_info import DeviceInfo
+from client.backends.figures import Peaks, Traffic
 from client.backends.opencl import peak, tuned
 from client.backends.opencl.allocation import Allocator, Limits
 from client.backends.opencl.calls import errors_as_ours
@@ -28,6 +21,7 @@ from client.backends.opencl.program_cache import ProgramCache, keeps_its_own
 from client.backends.opencl.sampling import Sample, Samples
 from client.backends.opencl.throttle import Throttle
 from client.backends.opencl.tiles import Target, shipped_target
+from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from functools import cache
 
-from client.backends.base import DeviceInfo, numbered
+from client.backends.device_info import DeviceInfo, numbered
 from client.errors import DeviceError
 
 # Programs are kept by a cache of ours, keyed on the driver too; pyopencl's would keep them twice.

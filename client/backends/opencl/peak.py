@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyopencl as cl
 
-from client.backends.base import COPY_SIZES, Peaks
+from client.backends.figures import COPY_SIZES, Peaks
 from client.backends.opencl.calls import errors_as_ours
 
 if TYPE_CHECKING:

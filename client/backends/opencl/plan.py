@@ -8,7 +8,6 @@ from math import prod
 
 import numpy as np
 
-from client.backends.base import DEFAULT_RECIPE, Recipe
 from client.backends.opencl.launch import Launch, Memory, Slot, Symbol
 from client.backends.opencl.lower import lower
 from client.backends.opencl.lower.loss import WEIGHT_PARTS, lower_loss, metrics_places
@@ -23,6 +22,7 @@ from client.backends.opencl.lower.optimizer import (
 )
 from client.backends.opencl.memory import Arena, live_ranges, plan_arena
 from client.backends.opencl.tiles import Cover, Target
+from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.model.graph import Segment
 from client.model.losses import CrossEntropy
 

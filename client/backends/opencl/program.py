@@ -9,7 +9,8 @@ import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
-from client.backends.base import Command, DeviceData, Hyper, Metrics, Part, Program, Usage
+from client.backends.base import DeviceData, Program
+from client.backends.figures import Command, Metrics, Part, Usage
 from client.backends.opencl.calls import device_error, errors_as_ours
 from client.backends.opencl.data import Feed, OpenCLData, ResidentFeed, StreamFeed
 from client.backends.opencl.launch import Launch, Memory, Slot
@@ -17,6 +18,7 @@ from client.backends.opencl.plan import SegmentPlan, gather_launches
 from client.backends.opencl.prepare import Binder, Prepared
 from client.backends.opencl.sampling import Sample
 from client.backends.opencl.work import describe
+from client.backends.recipe import Hyper
 from client.model.graph import Float32Array
 
 if TYPE_CHECKING:

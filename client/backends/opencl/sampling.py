@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyopencl as cl
 
-from client.backends.base import Command, Traffic
+from client.backends.figures import Command, Traffic
 
 Busy = Literal["compute", "copy", "transfer"]
 

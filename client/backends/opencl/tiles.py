@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
 
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import kernels
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.backends.opencl.launch import OPTIONS
 from client.backends.opencl.tiles import Target
 from client.cache import cache_dir, write_atomically

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from client.backends.base import DeviceInfo
+from client.backends.device_info import DeviceInfo
 from client.backends.opencl import tuned
 from client.children import environment
 from client.errors import DeviceError

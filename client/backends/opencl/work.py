@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from client.backends.base import Command, Part
+from client.backends.figures import Command, Part
 from client.backends.opencl.launch import At, Launch, Memory, Slot
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from client import errors
-from client.backends.base import Hyper, Metrics
+from client.backends.figures import Metrics
+from client.backends.recipe import Hyper
 from client.errors import PocketfedError, WorkerError
 from client.model.graph import Float32Array
 from client.record import Event

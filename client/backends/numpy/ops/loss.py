@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from client.backends.base import Metrics
+from client.backends.figures import Metrics
 from client.backends.numpy.ops.function import Array
 from client.model.losses import MSE, BCEWithLogits, CrossEntropy, Labels, Loss
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from client.backends.base import Hyper, OptimizerName
 from client.backends.numpy.ops.function import Array
+from client.backends.recipe import Hyper, OptimizerName
 
 BLOCK = 65536
 """Elements updated at a time: the few arrays of one block stay in a core's cache."""

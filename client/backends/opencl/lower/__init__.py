@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from client.backends.base import require_layers
+from client.backends.checks import require_layers
 from client.backends.opencl.lower import (
     concat,
     conv,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from client.backends.base import OptimizerName
 from client.backends.opencl.launch import At, Launch, Memory
 from client.backends.opencl.tiles import Target
+from client.backends.recipe import OptimizerName
 from client.model.graph import Segment
 
 SLACK = 64

@@ -16,18 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from client.backends.base import (
-    DEFAULT_RECIPE,
-    Backend,
-    Device,
-    DeviceData,
-    DeviceInfo,
-    Hyper,
-    Program,
-    Recipe,
-)
+from client.backends.base import Backend, Device, DeviceData, Program
+from client.backends.device_info import DeviceInfo
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.program import NumpyProgram
+from client.backends.recipe import DEFAULT_RECIPE, Hyper, Recipe
 from client.errors import DeviceError
 from client.model.graph import Segment
 from client.placement import probe
