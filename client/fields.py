@@ -230,7 +230,7 @@ def check_keys(value: Mapping[Any, Any], allowed: typing.Iterable[str], where: s
     for key in value:
         if key not in names:
             raise ConfigError(
-                f"{join(where, str(key))}: unknown key; allowed: {', '.join(names)}"
+                f"{join(where, str(key))}: unknown key; allowed: {', '.join(names) or 'none'}"
                 f"{did_you_mean(str(key), names)}"
             )
 

@@ -28,7 +28,7 @@ from server.engine.nodes import Nodes
 from server.engine.rounds import Arrays, Choices, Evaluation, Rounds
 from server.engine.strategies import strategy_of
 from server.folder import RunFolder, versions
-from server.model_file import load_arrays, save_model
+from server.model_file import flatten_finite, load_arrays, save_model
 from server.observer import Observer, Result
 from server.store import RunInfo, Store, now
 
@@ -255,10 +255,7 @@ def seeded_parameters(model: Model, seed: int) -> Arrays:
 
 def given_parameters(path: Path, model: Model) -> Arrays:
     """Named parameters from a safetensors file; an error names what does not fit the model."""
-    flat = model.flatten(load_arrays(path), str(path))
-    for p in model.values:
-        if not np.isfinite(flat[p.slice]).all():
-            raise DataError(f"{path}: {p.name} holds values that are not finite")
+    flat = flatten_finite(model, load_arrays(path), path)
     return {name: np.asarray(v, np.float32) for name, v in model.views(flat).items()}
 
 

@@ -86,7 +86,8 @@ def _find(source: str, base: Path | None) -> Path:
             f"data.source: found '{source}', allowed: {', '.join(PACKAGED)}, or the path of an "
             f".npz file, an IDX images file or a folder{did_you_mean(source, PACKAGED)}"
         )
-    places = " or ".join(str(c if c.is_absolute() else Path.cwd() / c) for c in candidates)
+    found_at = (str(c if c.is_absolute() else Path.cwd() / c) for c in candidates)
+    places = " or ".join(dict.fromkeys(found_at))
     raise DataError(f"data.source: no such file: {places}")
 
 

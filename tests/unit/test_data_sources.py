@@ -174,3 +174,12 @@ def test_shipped_data_configurations_are_valid_and_load(name: str) -> None:
     path = find_config(name, "data", Path(), "test")
     config = parse(DataConfig, read_yaml(path), str(path))
     assert len(load(config.source)) > config.holdout > 0
+
+
+def test_a_place_that_has_no_file_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as e:
+        load("none.npz", tmp_path)
+    assert str(e.value) == f"data.source: no such file: {tmp_path / 'none.npz'}"

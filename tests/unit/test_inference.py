@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from client.data import Dataset, load
-from client.errors import ConfigError, DataError, DeviceError, ParityError, StoreError
+from client.errors import ConfigError, DataError, DeviceError, ModelError, ParityError, StoreError
 from client.model import Model, initialise
 from client.model.graph import Float32Array
 from server import inference
 from server.inference import BATCH, Trained
-from server.model_file import save_model
+from server.model_file import from_safetensors, save_model, to_safetensors
 from tests import fakes
 from tests.fakes import Fake
 
@@ -153,3 +153,29 @@ def test_model_files_that_are_none(tmp_path: Path) -> None:
     path.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00 no safetensors")
     with pytest.raises(StoreError, match="is damaged or no safetensors file"):
         inference.load_trained(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_model_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
+    model, path = fakes.model(), tmp_path / "model.safetensors"
+    flat = initialise(model, seed=1)
+    flat[model.values[1].slice] = value
+    save_model(path, fakes.MODEL, model.views(flat), {})
+    with pytest.raises(DataError, match=f"{model.values[1].name} holds values that are not finite"):
+        inference.load_trained(path)
+
+
+def test_a_model_file_without_a_parameter_or_with_another_names_it(tmp_path: Path) -> None:
+    model, path = fakes.model(), tmp_path / "model.safetensors"
+    arrays = dict(model.views(initialise(model, seed=1)))
+    first = next(iter(arrays))
+    save_model(path, fakes.MODEL, arrays, {})
+    metadata = from_safetensors(path.read_bytes(), path)[1]
+    for name, changed in (
+        ("missing", {k: v for k, v in arrays.items() if k != first}),
+        ("not in the model", {**arrays, "more": arrays[first]}),
+    ):
+        path.write_bytes(to_safetensors(changed, metadata))
+        named = first if name == "missing" else "more"
+        with pytest.raises(ModelError, match=rf"{name} \['{named}'\]"):
+            inference.load_trained(path)
