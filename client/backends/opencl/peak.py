@@ -73,9 +73,7 @@ def _copies(device: OpenCLDevice) -> tuple[tuple[int, float], ...]:
 
 
 def _group(device: OpenCLDevice) -> int:
-    if device.target.kind == "cpu":
-        return 1
-    return min(device.target.group, device.allocator.limits.max_work_group_size)
+    return min(device.target.large_group, device.allocator.limits.max_work_group_size)
 
 
 def _items(device: OpenCLDevice) -> int:

@@ -35,6 +35,34 @@ class Target:
     def __str__(self) -> str:
         return f"vectors of {self.vector}, {self.accumulators} sums, groups of {self.group}"
 
+    @property
+    def large_group(self) -> int:
+        """Work-items in a group of large items: one on a CPU, which runs them one by one."""
+        return 1 if self.kind == "cpu" else self.group
+
+    @property
+    def middling_group(self) -> int:
+        """Work-items in a group of items that are neither small nor large."""
+        return min(4, self.group) if self.kind == "cpu" else self.group
+
+    def block(self, group: int) -> tuple[int, int]:
+        """A group of so many items in two dimensions.
+
+        Neighbours on a GPU share what they read in both; on a CPU all go along the second.
+        """
+        across = 1 if self.kind == "cpu" else 8
+        return across, group // across
+
+    @property
+    def busy_large(self) -> int:
+        """Large work-items that keep the device busy."""
+        return self.busy // 4 if self.kind == "cpu" else self.busy
+
+    @property
+    def rows_first(self) -> bool:
+        """Whether tiles of a product are better visited down its rows than along its columns."""
+        return self.kind == "cpu"
+
 
 def target_of(kind: str, native_vector: int) -> Target:
     """The target of a device by its kind and native float vector width.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from client.backends.opencl.launch import Define, Memory, Symbol
 from client.backends.opencl.lower import conv1d, depthwise, partial
 from client.backends.opencl.lower.graph import Node
-from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.lower.lowering import InputGrad, Lowering
 from client.backends.opencl.lower.partial import choice
 from client.backends.opencl.tiles import Tile
 from client.model.layers import Conv
@@ -72,13 +72,15 @@ def backward(node: Node, low: Lowering) -> None:
             depthwise.weight_grad(node, low, images)
         else:
             _weight_grad(node, low)
-    if node.inputs[0] in low.graph.needs_grad:
-        if rows is not None and rows.stride == 1:
-            conv1d.input_grad(node, low, rows)
-        elif rows is None and images is not None and images.width < low.target.vector:
-            depthwise.input_grad(node, low, images)
-        else:
-            _input_grad(node, low)
+    dx = low.input_grad(node)
+    if dx is None:
+        return
+    if rows is not None and rows.stride == 1:
+        conv1d.input_grad(node, low, rows, dx)
+    elif rows is None and images is not None and images.width < low.target.vector:
+        depthwise.input_grad(node, low, images, dx)
+    else:
+        _input_grad(node, low, dx)
 
 
 def _weight_grad(node: Node, low: Lowering) -> None:
@@ -101,13 +103,12 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     )
 
 
-def _input_grad(node: Node, low: Lowering) -> None:
+def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
     shape = _shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["CG"]), int(shape["H"])
     columns = -(-int(shape["W"]) // low.target.vector)
     t = _tile("conv_dgrad", shape, channels, height, low)
     low.zeros = max(low.zeros, int(shape["OW"]) + 2 * ZERO_MARGIN)
-    dx, accumulate = low.add_to_grad(node.inputs[0])
     low.launch(
         node,
         "conv",
@@ -115,8 +116,8 @@ def _input_grad(node: Node, low: Lowering) -> None:
         [
             low.grad(node.output),
             low.param(node.op.params[0]),
-            *([low.value(node.inputs[0])] if node.gates else []),
-            dx,
+            *dx.gate,
+            dx.slot,
             Memory.ZEROS,
             int(shape["OW"]),
             Symbol.COUNT,
@@ -129,8 +130,7 @@ def _input_grad(node: Node, low: Lowering) -> None:
             "PASS": 1,
             "TC": t.rows,
             "TR": t.columns,
-            "GATE": int(node.gates),
-            "ACCUMULATE": int(accumulate),
+            **dx.defines,
         },
         variant=f"direct {t}",
         choice=t.choice,

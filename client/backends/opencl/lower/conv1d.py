@@ -11,7 +11,7 @@ from typing import NamedTuple
 from client.backends.opencl.launch import Arg, Define, Symbol
 from client.backends.opencl.lower import partial
 from client.backends.opencl.lower.graph import Node
-from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.lower.lowering import InputGrad, Lowering
 from client.model.layers import Conv
 
 
@@ -74,7 +74,7 @@ def forward(node: Node, low: Lowering, rows: Rows) -> None:
     weight, *bias = node.op.params
     args: list[Arg] = [low.value(node.inputs[0]), low.param(weight)]
     args += [*(low.param(b) for b in bias), low.value(node.output)]
-    defines = {"BIAS": len(bias), "RELU": int(node.relu)}
+    defines: dict[str, Define] = {"BIAS": len(bias), "RELU": int(node.relu)}
     _launch(node, low, rows, args, backward=False, defines=defines)
 
 
@@ -98,12 +98,10 @@ def weight_grad(node: Node, low: Lowering, rows: Rows) -> None:
     )
 
 
-def input_grad(node: Node, low: Lowering, rows: Rows) -> None:
+def input_grad(node: Node, low: Lowering, rows: Rows, dx: InputGrad) -> None:
     """dx, of a convolution of stride 1."""
-    dx, accumulate = low.add_to_grad(node.inputs[0])
-    args: list[Arg] = [low.grad(node.output), low.param(node.op.params[0])]
-    args += [*([low.value(node.inputs[0])] if node.gates else []), dx]
-    defines = {"TURNED": 1, "GATE": int(node.gates), "ACCUMULATE": int(accumulate)}
+    args: list[Arg] = [low.grad(node.output), low.param(node.op.params[0]), *dx.gate, dx.slot]
+    defines: dict[str, Define] = {"TURNED": 1, **dx.defines}
     _launch(node, low, rows.turned, args, backward=True, defines=defines)
 
 
@@ -114,7 +112,7 @@ def _launch(
     args: list[Arg],
     *,
     backward: bool,
-    defines: dict[str, int],
+    defines: dict[str, Define],
 ) -> None:
     sums, shared = low.target.accumulators, rows.shared(low.target.vector)
     source = "conv1x1" if shared else "conv1d"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from client.backends.opencl.launch import Define, PerCount
 from client.backends.opencl.lower.graph import Node
-from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.lower.lowering import InputGrad, Lowering
 
 MANY = 1000
 """Tiles are chosen as for large layers, so that all layers of a model share their programs."""
@@ -32,7 +32,7 @@ def forward(node: Node, low: Lowering) -> None:
             inputs,
         ],
         lambda count: (-(-count * steps // t.rows), -(-outputs // t.columns)),
-        (1, 1) if low.target.kind == "cpu" else (8, low.target.group // 8),
+        low.target.block(low.target.large_group),
         backward=False,
         defines={
             "TM": t.rows,
@@ -50,8 +50,9 @@ def backward(node: Node, low: Lowering) -> None:
     """dW = dYᵀ·X with db = sums of dY; dX = dY·W."""
     if node.op.trained:
         _weight_grad(node, low)
-    if node.inputs[0] in low.graph.needs_grad:
-        _input_grad(node, low)
+    dx = low.input_grad(node)
+    if dx is not None:
+        _input_grad(node, low, dx)
 
 
 def _weight_grad(node: Node, low: Lowering) -> None:
@@ -74,7 +75,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
             PerCount(steps),
         ],
         lambda count: (-(-vectors // t.columns), -(-outputs // t.rows)),
-        _local(low),
+        (low.target.large_group, 1),
         backward=True,
         defines={"TM": t.rows, "TN": t.columns, "A_TRANS": 1, "ROW_SUM": len(bias)},
         variant=f"outer {t}",
@@ -82,21 +83,19 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     )
 
 
-def _input_grad(node: Node, low: Lowering) -> None:
+def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
     weight, *_ = node.op.params
     outputs, inputs = weight.shape
     steps = low.graph.elements(node.output) // outputs
     vectors = -(-inputs // low.target.vector)
-    dx, accumulate = low.add_to_grad(node.inputs[0])
     rows = low.capacity * steps
     t = low.tile(f"gemm outer {rows}", rows, MANY, low.target.accumulators, row_load=1.0)
-    rows_first = low.target.kind == "cpu"
+    rows_first = low.target.rows_first
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),
         "TM": t.rows,
         "TN": t.columns,
-        "GATE": int(node.gates),
-        "ACCUMULATE": int(accumulate),
+        **dx.defines,
     }
     low.launch(
         node,
@@ -105,23 +104,19 @@ def _input_grad(node: Node, low: Lowering) -> None:
         [
             low.grad(node.output),
             low.param(weight),
-            *([low.value(node.inputs[0])] if node.gates else []),
-            dx,
+            *dx.gate,
+            dx.slot,
             PerCount(steps),
             inputs,
             outputs,
         ],
         lambda count: _order(-(-vectors // t.columns), -(-count * steps // t.rows), rows_first),
-        _local(low),
+        (low.target.large_group, 1),
         backward=True,
         defines=defines,
         variant=f"outer {t}",
         choice=t.choice,
     )
-
-
-def _local(low: Lowering) -> tuple[int, int]:
-    return (1, 1) if low.target.kind == "cpu" else (low.target.group, 1)
 
 
 def _order(columns: int, rows: int, rows_first: bool) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def _cross_entropy(
             PerCount(steps),
         ),
         items=lambda count: (count * steps,),
-        local=(min(4, target.group),) if target.kind == "cpu" else (target.group,),
+        local=(target.middling_group,),
         defines=defines,
     )
     if not weighted:
@@ -102,7 +102,7 @@ def _elementwise(
             Symbol.COUNT,
         ),
         items=lambda count: (parts, count),
-        local=(1, min(4, target.group)) if target.kind == "cpu" else (8, target.group // 8),
+        local=target.block(target.middling_group),
         defines=(("CHUNK", CHUNK_VECTORS), ("VW", target.vector)),
     )
     return (launch,)

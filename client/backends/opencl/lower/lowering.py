@@ -12,6 +12,24 @@ from client.backends.opencl.tiles import Cover, Target, Tile
 from client.model.graph import Param
 
 
+@dataclass(frozen=True)
+class InputGrad:
+    """Where a kernel writes the gradient of a node's input, and how.
+
+    ``accumulate``: it adds to what other readers of the input contributed before; ``gate``: the
+    input, where the derivative of the ReLU that wrote it is multiplied in (see ``Node.gates``).
+    """
+
+    slot: Slot
+    accumulate: bool = False
+    gate: tuple[Slot, ...] = ()
+
+    @property
+    def defines(self) -> dict[str, Define]:
+        """What kernels that write such a gradient are built with."""
+        return {"GATE": len(self.gate), "ACCUMULATE": int(self.accumulate)}
+
+
 @dataclass
 class Lowering:
     """Launches of a segment for batches of up to ``capacity``, in order, as they are added."""
@@ -23,7 +41,6 @@ class Lowering:
     backward: list[Launch] = field(default_factory=list)
     zeros: int = 0  # elements in the longest row of zeros that a kernel reads
     choices: dict[str, Cover] = field(default_factory=dict)  # of tiles, by name
-    kept: dict[int, Slot] = field(default_factory=dict)  # by op.index: from forward to backward
     _kept: dict[tuple[int, str], Slot] = field(default_factory=dict)
     _values: dict[int, Slot] = field(default_factory=dict)
     _grads: dict[int, Slot] = field(default_factory=dict)
@@ -55,6 +72,19 @@ class Lowering:
         there = tensor in self._grads
         return self.grad(tensor), there
 
+    def input_grad(self, node: Node, *, in_place: bool = False) -> InputGrad | None:
+        """Where the gradient of a node's input goes; None where nobody needs it.
+
+        ``in_place``: over the gradient of its output, if nothing else reads the input.
+        """
+        x = node.inputs[0]
+        if x not in self.graph.needs_grad:
+            return None
+        gate = (self.value(x),) if node.gates else ()
+        if in_place and self.pass_grad(node.output, x):
+            return InputGrad(self.grad(x), gate=gate)
+        return InputGrad(*self.add_to_grad(x), gate)
+
     def pass_grad(self, result: int, tensor: int) -> bool:
         """Let the gradient of ``tensor`` lie where that of ``result`` does, if nothing else reads.
 
@@ -69,11 +99,11 @@ class Lowering:
         """A region for ``capacity`` rows."""
         return Slot(name, self.capacity * row_elements * 4)
 
-    def keep(self, node: Node, name: str, row_elements: int) -> Slot:
+    def keep(self, node: Node, name: str, elements: int) -> Slot:
         """A region that the forward of ``node`` writes and its backward reads, by its name."""
         key = (node.op.index, name)
         if key not in self._kept:
-            self._kept[key] = self.workspace(f"{name} of {node.op.name}", row_elements)
+            self._kept[key] = Slot(f"{name} of {node.op.name}", 4 * elements)
         return self._kept[key]
 
     def param(self, param: Param) -> At:
@@ -152,12 +182,13 @@ class Lowering:
         source: str,
         kernel: str,
         args: Callable[[Slot | At], Sequence[Arg]],
-        items: tuple[int, int, int],
-        local: tuple[int, int, int],
+        items: tuple[int, ...],
+        local: tuple[int, ...],
         result: At,
         size: int,
         defines: dict[str, Define] | None = None,
         variant: str = "",
+        choice: str = "",
         flops: int | None = None,
     ) -> None:
         """Launches of a backward pass that add up a gradient of ``size`` elements in partial sums.
@@ -165,7 +196,7 @@ class Lowering:
         The last of ``items`` numbers the splits, each of which writes ``size`` elements; ``args``
         are those of the kernel, given where it writes.
         """
-        splits = items[2]
+        splits = items[-1]
         partial = Slot(f"partial sums of {node.op.name}", splits * size * 4)
         self.launch(
             node,
@@ -177,6 +208,7 @@ class Lowering:
             backward=True,
             defines=defines,
             variant=variant,
+            choice=choice,
             flops=flops,
         )
         if splits > 1:

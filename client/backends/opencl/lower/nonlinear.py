@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import Arg, PerCount
+from client.backends.opencl.launch import Arg, Define, PerCount
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
 from client.model.layers import (
@@ -22,26 +22,26 @@ LAYERS = (ReLU6, LeakyReLU, GELU, SiLU, Hardswish, Sigmoid, Tanh)
 def forward(node: Node, low: Lowering) -> None:
     """y = f(x), beside x, which the backward pass reads."""
     x, y = low.value(node.inputs[0]), low.value(node.output)
-    _launch(node, low, "nonlinear_forward", [x, y], backward=False)
+    _launch(node, low, "nonlinear_forward", [x, y], backward=False, defines={})
 
 
 def backward(node: Node, low: Lowering) -> None:
     """dx = dy · f'(x), in place where it may be."""
-    x = node.inputs[0]
-    if x not in low.graph.needs_grad:
+    dx = low.input_grad(node, in_place=True)
+    if dx is None:
         return
-    dy = low.grad(node.output)
-    if low.pass_grad(node.output, x):
-        dx, accumulate = dy, False
-    else:
-        dx, accumulate = low.add_to_grad(x)
-    defines = {"GATE": int(node.gates), "ACCUMULATE": int(accumulate)}
-    tensors: list[Arg] = [low.value(x), dy, dx]
-    _launch(node, low, "nonlinear_backward", tensors, backward=True, **defines)
+    tensors: list[Arg] = [low.value(node.inputs[0]), low.grad(node.output), dx.slot]
+    _launch(node, low, "nonlinear_backward", tensors, backward=True, defines=dx.defines)
 
 
 def _launch(
-    node: Node, low: Lowering, kernel: str, tensors: list[Arg], *, backward: bool, **defines: int
+    node: Node,
+    low: Lowering,
+    kernel: str,
+    tensors: list[Arg],
+    *,
+    backward: bool,
+    defines: dict[str, Define],
 ) -> None:
     layer = node.op.layer
     setting = layer.negative_slope if isinstance(layer, LeakyReLU) else 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from client.backends.opencl.launch import Arg, At, Define, PerCount, Slot, Symbol
+from client.backends.opencl.launch import Arg, Define, PerCount, Slot, Symbol
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
 from client.model.layers import BatchNorm, GroupNorm, LayerNorm
@@ -44,8 +44,7 @@ def batch_forward(node: Node, low: Lowering) -> None:
         _forward(node, low, [], running=True, mode="always")
         return
     batch, x = _batch(node, low), low.value(node.inputs[0])
-    sums, stats = _sums(node, batch), Slot(f"statistics of {node.op.name}", 8 * batch.channels)
-    low.kept[node.op.index] = stats
+    sums, stats = _sums(node, batch), _statistics(node, low, batch)
     low.launch(
         node,
         "batchnorm",
@@ -111,7 +110,7 @@ def batch_backward(node: Node, low: Lowering) -> None:
     if node.op.frozen:
         statistics: list[Arg] = [low.param(node.op.buffers[0]), layer.eps]
     else:
-        sums, stats = _sums(node, batch), low.kept[node.op.index]
+        sums, stats = _sums(node, batch), _statistics(node, low, batch)
         statistics = [stats, sums]
         results = [low.param_grad(p) for p in node.op.params[:1]]
         low.launch(
@@ -125,7 +124,9 @@ def batch_backward(node: Node, low: Lowering) -> None:
             defines={"ACROSS": int(batch.across), "RELU": int(relu)},
         )
     passed, passing = _pass_on(node, low, relu)
-    dx, accumulate = _input_grad(node, low)
+    # over dy, unless that is now the gradient of a tensor that was added
+    added = [t for t in node.inputs[1:] if t in low.graph.needs_grad]
+    dx = low.input_grad(node, in_place=not any(low.grad(t) is dy for t in added))
     low.launch(
         node,
         "batchnorm",
@@ -136,7 +137,7 @@ def batch_backward(node: Node, low: Lowering) -> None:
             *statistics,
             *results,
             *([passed] if passed else []),
-            *([dx] if dx else []),
+            *([dx.slot] if dx else []),
             *batch.sizes,
         ],
         lambda count: (batch.parts, *batch.stages),
@@ -148,24 +149,9 @@ def batch_backward(node: Node, low: Lowering) -> None:
             "RELU": int(relu),
             "PASS": passing,
             "DX": int(dx is not None),
-            "GATE": int(node.gates),
-            "ACCUMULATE": int(accumulate),
+            **(dx.defines if dx else {}),
         },
     )
-
-
-def _input_grad(node: Node, low: Lowering) -> tuple[Slot | None, bool]:
-    """Where dx is written, and whether to add to what is there; None if it is not needed.
-
-    Over dy, unless that is now the gradient of a tensor that was added.
-    """
-    x, dy = node.inputs[0], low.grad(node.output)
-    if x not in low.graph.needs_grad:
-        return None, False
-    added = [t for t in node.inputs[1:] if t in low.graph.needs_grad]
-    if not any(low.grad(t) is dy for t in added) and low.pass_grad(node.output, x):
-        return dy, False
-    return low.add_to_grad(x)
 
 
 def _pass_on(node: Node, low: Lowering, relu: bool) -> tuple[Slot | None, int]:
@@ -189,7 +175,7 @@ def _batch(node: Node, low: Lowering) -> _Batch:
     vector = low.target.vector
     across = size == 1
     width = vector if across else 1
-    parts = 1 if low.target.kind == "cpu" else min(low.target.group, -(-size // vector))
+    parts = min(low.target.large_group, -(-size // vector))
     wanted = -(-low.target.busy // -(-channels // width))
     split = -(-low.capacity // min(low.capacity, wanted))
     return _Batch(channels, size, across, width, parts, split, -(-low.capacity // split))
@@ -197,6 +183,11 @@ def _batch(node: Node, low: Lowering) -> _Batch:
 
 def _sums(node: Node, batch: _Batch) -> Slot:
     return Slot(f"sums of {node.op.name}", 8 * batch.channels * batch.splits)
+
+
+def _statistics(node: Node, low: Lowering, batch: _Batch) -> Slot:
+    """Of the batch: mean and deviation of each channel."""
+    return low.keep(node, "statistics", 2 * batch.channels)
 
 
 def _affine(node: Node, low: Lowering) -> list[Arg]:
@@ -209,8 +200,7 @@ def _defines(node: Node, batch: _Batch) -> dict[str, Define]:
 
 
 def _local(low: Lowering, dimensions: int) -> tuple[int, ...]:
-    first = 1 if low.target.kind == "cpu" else low.target.group
-    return (first, *[1] * (dimensions - 1))
+    return (low.target.large_group, *[1] * (dimensions - 1))
 
 
 # -- group norm, layer norm -------------------------------------------------------------------
@@ -235,8 +225,7 @@ class _Rows:
 def row_forward(node: Node, low: Lowering) -> None:
     """y, and the moments of each row for the backward pass."""
     rows = _rows(node, low)
-    moments = low.workspace(f"moments of {node.op.name}", 2 * rows.rows)
-    low.kept[node.op.index] = moments
+    moments = _moments(node, low, rows)
     x, y = low.value(node.inputs[0]), low.value(node.output)
     args: list[Arg] = [x, *[low.param(p) for p in node.op.params], moments, y, _eps(node)]
     _launch_rows(node, low, "row_forward", args, rows, backward=False, defines={})
@@ -244,20 +233,17 @@ def row_forward(node: Node, low: Lowering) -> None:
 
 def row_backward(node: Node, low: Lowering) -> None:
     """dw and db, in partial sums; then dx, in place where it may be."""
-    rows, moments = _rows(node, low), low.kept[node.op.index]
+    rows = _rows(node, low)
+    moments = _moments(node, low, rows)
     x, dy = low.value(node.inputs[0]), low.grad(node.output)
     if node.op.trained:
         _row_affine(node, low, rows, [x, dy, moments])
-    if node.inputs[0] not in low.graph.needs_grad:
+    dx = low.input_grad(node, in_place=True)
+    if dx is None:
         return
-    if low.pass_grad(node.output, node.inputs[0]):
-        dx, accumulate = dy, False
-    else:
-        dx, accumulate = low.add_to_grad(node.inputs[0])
     weight: list[Arg] = [low.param(p) for p in node.op.params[:1]]
-    flags: dict[str, Define] = {"GATE": int(node.gates), "ACCUMULATE": int(accumulate)}
-    args: list[Arg] = [x, dy, *weight, moments, dx]
-    _launch_rows(node, low, "row_backward", args, rows, backward=True, defines=flags)
+    args: list[Arg] = [x, dy, *weight, moments, dx.slot]
+    _launch_rows(node, low, "row_backward", args, rows, backward=True, defines=dx.defines)
 
 
 def _row_affine(node: Node, low: Lowering, rows: _Rows, reads: list[Arg]) -> None:
@@ -266,16 +252,11 @@ def _row_affine(node: Node, low: Lowering, rows: _Rows, reads: list[Arg]) -> Non
     wanted = min(low.capacity, -(-low.target.busy // items))
     examples = -(-low.capacity // wanted)  # a split takes whole examples: cycle divides rows
     splits = -(-low.capacity // examples)
-    size = rows.weights * rows.affine
-    gradient = low.param_grad(node.op.params[0])
-    partial: Slot | At = gradient
-    if splits > 1:
-        partial = Slot(f"partial sums of {node.op.name}", 4 * splits * size)
-    low.launch(
+    low.sum_over_splits(
         node,
         "rownorm",
         "row_affine",
-        [
+        lambda partial: [
             *reads,
             partial,
             rows.units,
@@ -284,22 +265,12 @@ def _row_affine(node: Node, low: Lowering, rows: _Rows, reads: list[Arg]) -> Non
             examples * rows.rows,
             PerCount(rows.rows),
         ],
-        lambda count: (items, splits),
+        (items, splits),
         _local(low, 2),
-        backward=True,
-        defines={"PLACES": int(rows.places), "AFFINE": rows.affine},
+        low.param_grad(node.op.params[0]),
+        rows.weights * rows.affine,
+        {"PLACES": int(rows.places), "AFFINE": rows.affine},
     )
-    if splits > 1:
-        vectors = -(-size // low.target.vector)
-        low.launch(
-            node,
-            "reduce",
-            "sum_partials",
-            [partial, gradient, splits, size],
-            lambda count: (vectors,),
-            (low.target.group,),
-            backward=True,
-        )
 
 
 def _launch_rows(
@@ -318,7 +289,7 @@ def _launch_rows(
         kernel,
         [*args, rows.units, rows.unit, rows.cycle, PerCount(rows.rows)],
         lambda count: (count * rows.rows,),
-        (min(4, low.target.group),) if low.target.kind == "cpu" else (low.target.group,),
+        (low.target.middling_group,),
         backward=backward,
         defines={"PLACES": int(rows.places), "AFFINE": rows.affine, **defines},
     )
@@ -335,6 +306,11 @@ def _rows(node: Node, low: Lowering) -> _Rows:
     if size == 1:
         return _Rows(groups, 1, of_group, groups, places=True, affine=affine)
     return _Rows(groups, of_group, size, groups, places=False, affine=affine)
+
+
+def _moments(node: Node, low: Lowering, rows: _Rows) -> Slot:
+    """Mean and deviation of each row."""
+    return low.keep(node, "moments", low.capacity * 2 * rows.rows)
 
 
 def _eps(node: Node) -> float:

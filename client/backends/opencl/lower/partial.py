@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import Define, Slot, Symbol
+from client.backends.opencl.launch import Define, Symbol
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import Lowering
 
@@ -25,50 +25,32 @@ def weight_grad(
     """dw and db by the kernel ``<source>_wgrad``.
 
     A work-item adds up a block of weights over some examples (SPLIT of them), each of which has
-    ``terms`` vectors for every weight; where all work-items together are several splits, a second
-    kernel sums those. ``widths`` are those of the input's rows and the output's.
+    ``terms`` vectors for every weight. ``widths`` are those of the input's rows and the output's.
     """
     weight, *bias = node.op.params
     wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
     examples = min(-(-low.capacity // wanted), max(1, MOST_TERMS // terms))
     splits = -(-low.capacity // examples)
     size = weight.size + sum(b.size for b in bias)
-    partial = Slot(f"partial sums of {node.op.name}", splits * size * 4)
-    low.launch(
+    x, dy = low.value(node.inputs[0]), low.grad(node.output)
+    low.sum_over_splits(
         node,
         source,
         f"{source}_wgrad",
-        [
-            low.value(node.inputs[0]),
-            low.grad(node.output),
-            partial if splits > 1 else low.param_grad(weight),
-            *widths,
-            Symbol.COUNT,
-        ],
-        lambda count: (*blocks, splits),
+        lambda partial: [x, dy, partial, *widths, Symbol.COUNT],
+        (*blocks, splits),
         local(low),
-        backward=True,
-        defines={**defines, "SPLIT": examples, "BIAS": len(bias)},
+        low.param_grad(weight),
+        size,
+        {**defines, "SPLIT": examples, "BIAS": len(bias)},
         variant=f"{variant}, {splits} splits",
         choice=choice,
     )
-    if splits > 1:
-        vectors = -(-size // low.target.vector)
-        low.launch(
-            node,
-            "reduce",
-            "sum_partials",
-            [partial, low.param_grad(weight), splits, size],
-            lambda count: (vectors,),
-            (low.target.group,),
-            backward=True,
-            flops=0,  # the products are counted above
-        )
 
 
 def local(low: Lowering) -> tuple[int, int, int]:
-    """Work-groups of convolutions: of a single item on a CPU, where an item is much work."""
-    return (1, 1, 1) if low.target.kind == "cpu" else (8, low.target.group // 8, 1)
+    """Work-groups of convolutions, whose items are large."""
+    return (*low.target.block(low.target.large_group), 1)
 
 
 def choice(kernel: str, shape: dict[str, Define]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import Memory, PerCount, Slot, Symbol, UInt
+from client.backends.opencl.launch import Arg, Define, Memory, PerCount, Slot, Symbol, UInt
 from client.backends.opencl.lower.graph import Node
-from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.lower.lowering import InputGrad, Lowering
 from client.model.layers import Dropout
 
 
@@ -25,21 +25,17 @@ def relu_forward(node: Node, low: Lowering) -> None:
 
 def relu_backward(node: Node, low: Lowering) -> None:
     """dx = dy where y is positive; nothing is left to do where the reader's kernel gates."""
-    x = node.inputs[0]
-    if x not in low.graph.needs_grad:
-        return
-    in_place = low.pass_grad(node.output, x)
-    if not node.gated:
-        dx, accumulate = (low.grad(x), False) if in_place else low.add_to_grad(x)
-        _gate(node, low, dx, accumulate=accumulate)
+    dx = low.input_grad(node, in_place=True)
+    if dx is not None and not node.gated:
+        _gate(node, low, dx)
 
 
 def joined_relu_backward(node: Node, low: Lowering) -> None:
     """The gradient through a ReLU that the forward of ``node`` ends with, in place."""
-    _gate(node, low, low.grad(node.output), accumulate=False)
+    _gate(node, low, InputGrad(low.grad(node.output)))
 
 
-def _gate(node: Node, low: Lowering, dx: Slot, *, accumulate: bool) -> None:
+def _gate(node: Node, low: Lowering, dx: InputGrad) -> None:
     low.launch(
         node,
         "activation",
@@ -47,13 +43,13 @@ def _gate(node: Node, low: Lowering, dx: Slot, *, accumulate: bool) -> None:
         [
             low.value(node.output),
             low.grad(node.output),
-            dx,
+            dx.slot,
             PerCount(low.graph.elements(node.output)),
         ],
         low.vectors(node.output),
         (low.target.group,),
         backward=True,
-        defines={"ACCUMULATE": int(accumulate)},
+        defines={"ACCUMULATE": int(dx.accumulate)},
         flops=low.graph.elements(node.output),  # of the ReLU, whatever layer it is joined to
     )
 
@@ -108,7 +104,7 @@ def dropout_forward(node: Node, low: Lowering) -> None:
     """Masked and scaled in training; in evaluation as it is."""
     x = low.value(node.inputs[0])
     y = _output(node, low)
-    _dropout(node, low, x, y, backward=False, gate=False, accumulate=False)
+    _dropout(node, low, [x, y], backward=False, defines={"GATE": 0, "ACCUMULATE": 0})
     if y is not x:
         low.launch(
             node,
@@ -125,19 +121,14 @@ def dropout_forward(node: Node, low: Lowering) -> None:
 
 def dropout_backward(node: Node, low: Lowering) -> None:
     """dx = the same mask and scale on dy; the mask is computed again."""
-    x = node.inputs[0]
-    if x not in low.graph.needs_grad:
-        return
-    dy = low.grad(node.output)
-    if low.pass_grad(node.output, x):
-        dx, accumulate = dy, False
-    else:
-        dx, accumulate = low.add_to_grad(x)
-    _dropout(node, low, dy, dx, backward=True, gate=node.gates, accumulate=accumulate)
+    dx = low.input_grad(node, in_place=True)
+    if dx is not None:
+        tensors: list[Arg] = [low.grad(node.output), *dx.gate, dx.slot]
+        _dropout(node, low, tensors, backward=True, defines=dx.defines)
 
 
 def _dropout(
-    node: Node, low: Lowering, x: Slot, y: Slot, *, backward: bool, gate: bool, accumulate: bool
+    node: Node, low: Lowering, tensors: list[Arg], *, backward: bool, defines: dict[str, Define]
 ) -> None:
     layer = node.op.layer
     assert isinstance(layer, Dropout)
@@ -147,9 +138,7 @@ def _dropout(
         "dropout",
         "dropout",
         [
-            x,
-            *([low.value(node.inputs[0])] if gate else []),
-            y,
+            *tensors,
             Memory.EXAMPLES,
             Memory.DROPOUT_KEY,
             UInt(node.op.index),
@@ -161,7 +150,7 @@ def _dropout(
         lambda count: (-(-elements // 4), count),
         (low.target.group, 1),
         backward=backward,
-        defines={"GATE": int(gate), "ACCUMULATE": int(accumulate)},
+        defines=defines,
         mode="always" if backward else "training",
     )
 

@@ -10,16 +10,13 @@ from client.model.layers import Windowed
 
 def max_forward(node: Node, low: Lowering) -> None:
     """y = largest of each window; its place in the window is kept for the backward pass."""
-    elements = low.graph.elements(node.output)
-    places = low.workspace(f"places of {node.op.name}", elements)
-    low.kept[node.op.index] = places
     x, y = low.value(node.inputs[0]), low.value(node.output)
-    _launch(node, low, "max_forward", [x, y, places], backward=False, defines={})
+    _launch(node, low, "max_forward", [x, y, _places(node, low)], backward=False, defines={})
 
 
 def max_backward(node: Node, low: Lowering) -> None:
     """dx = dy at the largest place of each window, else zero."""
-    _backward(node, low, "max_backward", [low.grad(node.output), low.kept[node.op.index]])
+    _backward(node, low, "max_backward", [low.grad(node.output), _places(node, low)])
 
 
 def mean_forward(node: Node, low: Lowering) -> None:
@@ -34,12 +31,14 @@ def mean_backward(node: Node, low: Lowering) -> None:
 
 
 def _backward(node: Node, low: Lowering, kernel: str, reads: list[Slot]) -> None:
-    if node.inputs[0] not in low.graph.needs_grad:
-        return
-    gate = [low.value(node.inputs[0])] if node.gates else []
-    dx, accumulate = low.add_to_grad(node.inputs[0])
-    defines: dict[str, Define] = {"GATE": int(node.gates), "ACCUMULATE": int(accumulate)}
-    _launch(node, low, kernel, [*reads, *gate, dx], backward=True, defines=defines)
+    dx = low.input_grad(node)
+    if dx is not None:
+        args: list[Arg] = [*reads, *dx.gate, dx.slot]
+        _launch(node, low, kernel, args, backward=True, defines=dx.defines)
+
+
+def _places(node: Node, low: Lowering) -> Slot:
+    return low.keep(node, "places", low.capacity * low.graph.elements(node.output))
 
 
 def _launch(
@@ -65,7 +64,7 @@ def _launch(
         kernel,
         [*args, PerCount(channels), h, w, oh, ow],
         lambda count: (rows * vectors, count * channels),
-        (1, low.target.group) if low.target.kind == "cpu" else (8, low.target.group // 8),
+        low.target.block(low.target.group),
         backward=backward,
         defines={
             "KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "VW": vector,

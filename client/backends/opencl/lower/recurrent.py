@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 from client.backends.opencl.launch import Define, PerCount, Slot, Symbol
 from client.backends.opencl.lower.graph import Node
-from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.lower.lowering import InputGrad, Lowering
+from client.backends.opencl.lower.partial import MOST_TERMS
 from client.backends.opencl.tiles import Cover, Tile
 from client.model.graph import Param
 from client.model.layers import GRU, LSTM
-
-MOST_TERMS = 2048
-"""Numbers that a gradient of a weight adds up one after the other; longer sums round more."""
 
 MOST_COLUMNS = 4
 """Vectors in a tile's row: wider ones run through more lines of the weights at once."""
@@ -68,11 +66,10 @@ def backward(node: Node, low: Lowering) -> None:
             _weight_grads(node, low, level)
         if number > 0:
             dx = low.workspace(f"gradient of {node.op.name} {number}", level.steps * level.inputs)
-            _input_grad(node, low, level, dx, gate=False, accumulate=False)
+            _input_grad(node, low, level, InputGrad(dx))
             dy = dx
-        elif node.inputs[0] in low.graph.needs_grad:
-            dx, accumulate = low.add_to_grad(node.inputs[0])
-            _input_grad(node, low, level, dx, gate=node.gates, accumulate=accumulate)
+        elif (grad := low.input_grad(node)) is not None:
+            _input_grad(node, low, level, grad)
 
 
 def _levels(node: Node, low: Lowering) -> list[_Level]:
@@ -80,11 +77,11 @@ def _levels(node: Node, low: Lowering) -> list[_Level]:
     assert isinstance(layer, LSTM | GRU)
     steps, inputs = low.graph.segment.model.tensors[node.op.inputs[0]]
     hidden, each = layer.hidden_size, len(node.op.params) // layer.num_layers
-    x = low.value(node.inputs[0])
+    x, rows = low.value(node.inputs[0]), low.capacity * steps
     levels = []
     for number in range(layer.num_layers):
         last = number == layer.num_layers - 1
-        y = low.value(node.output) if last else low.keep(node, f"output {number}", steps * hidden)
+        y = low.value(node.output) if last else low.keep(node, f"output {number}", rows * hidden)
         levels.append(
             _Level(
                 steps=steps,
@@ -94,9 +91,9 @@ def _levels(node: Node, low: Lowering) -> list[_Level]:
                 params=node.op.params[number * each : (number + 1) * each],
                 x=x,
                 y=y,
-                saved=low.keep(node, f"gates {number}", steps * (4 * hidden + ROW_SLACK)),
+                saved=low.keep(node, f"gates {number}", rows * (4 * hidden + ROW_SLACK)),
                 cells=(
-                    low.keep(node, f"cells {number}", steps * hidden)
+                    low.keep(node, f"cells {number}", rows * hidden)
                     if isinstance(layer, LSTM)
                     else None
                 ),
@@ -211,9 +208,7 @@ def _steps_backward(node: Node, low: Lowering, level: _Level, dy: Slot, carry: S
         )
 
 
-def _input_grad(
-    node: Node, low: Lowering, level: _Level, dx: Slot, *, gate: bool, accumulate: bool
-) -> None:
+def _input_grad(node: Node, low: Lowering, level: _Level, dx: InputGrad) -> None:
     vectors = -(-level.inputs // low.target.vector)
     t = _tile(low, low.capacity * level.steps, vectors)
     low.launch(
@@ -223,8 +218,8 @@ def _input_grad(
         [
             level.saved,
             low.param(level.weight_ih),
-            *([level.x] if gate else []),
-            dx,
+            *dx.gate,
+            dx.slot,
             PerCount(level.steps),
             level.hidden,
             level.inputs,
@@ -236,8 +231,7 @@ def _input_grad(
             "GATES": level.gates,
             "TM": t.rows,
             "TN": t.columns,
-            "GATE": int(gate),
-            "ACCUMULATE": int(accumulate),
+            **dx.defines,
         },
         variant=f"outer {t}",
         flops=2 * level.steps * level.weight_ih.size,
@@ -291,7 +285,7 @@ def _weight_grad(
             split_rows,
         ],
         (*tiles, splits),
-        (1, 1, 1) if low.target.kind == "cpu" else (low.target.group, 1, 1),
+        (low.target.large_group, 1, 1),
         low.param_grad(weight),
         weight.size,
         {"GATES": level.gates, "TM": t.rows, "TN": t.columns, "SHIFT": shift},
@@ -303,7 +297,7 @@ def _weight_grad(
 def _rows(low: Lowering, rows: int, gates: int, blocks: int) -> int:
     """Rows of a tile that has a vector for each gate: the least work that keeps the device busy."""
     most = max(1, low.target.accumulators // gates)
-    fits = [r for r in range(1, most + 1) if -(-rows // r) * blocks >= _busy(low)] or [1]
+    fits = [r for r in range(1, most + 1) if -(-rows // r) * blocks >= low.target.busy_large] or [1]
     return min(fits, key=lambda r: -(-rows // r) * (r * gates + r + gates))
 
 
@@ -311,16 +305,11 @@ def _tile(low: Lowering, rows: int, columns: int) -> Tile:
     """The best tile that leaves enough of them to keep the device busy."""
     for sums in range(low.target.accumulators, 1, -1):
         t = Cover(rows, min(columns, MOST_COLUMNS), sums, row_load=1.0).best
-        if -(-rows // t.rows) * -(-columns // t.columns) >= _busy(low):
+        if -(-rows // t.rows) * -(-columns // t.columns) >= low.target.busy_large:
             return t
     return Tile(1, 1)
 
 
-def _busy(low: Lowering) -> int:
-    """Work-items of a step: few and large ones on a CPU."""
-    return low.target.busy // 4 if low.target.kind == "cpu" else low.target.busy
-
-
 def _local(low: Lowering) -> tuple[int, int]:
     """Neighbours go down the rows: they read the same weights."""
-    return (1, 1) if low.target.kind == "cpu" else (8, low.target.group // 8)
+    return low.target.block(low.target.large_group)

@@ -83,22 +83,21 @@ def last_step_forward(node: Node, low: Lowering) -> None:
 
 def last_step_backward(node: Node, low: Lowering) -> None:
     """dx = dy at the last step, else zero."""
-    x = node.inputs[0]
-    if x not in low.graph.needs_grad:
+    dx = low.input_grad(node)
+    if dx is None:
         return
     steps, features = _matrix(node, low)
     vectors = -(-features // low.target.vector)
-    dx, accumulate = low.add_to_grad(x)
     low.launch(
         node,
         "sequence",
         "last_step_backward",
-        [low.grad(node.output), dx, Symbol.COUNT, steps, features],
+        [low.grad(node.output), dx.slot, Symbol.COUNT, steps, features],
         lambda count: (vectors, steps, count),
         (*_local(low), 1),
         backward=True,
-        defines={"ACCUMULATE": int(accumulate)},
-        busy="compute" if accumulate else "copy",
+        defines={"ACCUMULATE": int(dx.accumulate)},
+        busy="compute" if dx.accumulate else "copy",
     )
 
 
@@ -111,13 +110,12 @@ def transpose_forward(node: Node, low: Lowering) -> None:
 
 def transpose_backward(node: Node, low: Lowering) -> None:
     """dx = dyᵀ."""
-    x = node.inputs[0]
-    if x not in low.graph.needs_grad:
+    dx = low.input_grad(node)
+    if dx is None:
         return
     rows, columns = _matrix(node, low)
-    dx, accumulate = low.add_to_grad(x)
-    dy = low.grad(node.output)
-    _transpose(node, low, dy, dx, columns, rows, backward=True, accumulate=accumulate)
+    dy, to_add = low.grad(node.output), dx.accumulate
+    _transpose(node, low, dy, dx.slot, columns, rows, backward=True, accumulate=to_add)
 
 
 def _transpose(
@@ -152,4 +150,4 @@ def _matrix(node: Node, low: Lowering) -> tuple[int, int]:
 
 def _local(low: Lowering) -> tuple[int, int]:
     """A row has few vectors; a group of small work-items takes in several rows."""
-    return (1, low.target.group) if low.target.kind == "cpu" else (8, low.target.group // 8)
+    return low.target.block(low.target.group)
