@@ -344,6 +344,15 @@ class Segment:
                 runs.append(slice(start, stop))
         return tuple(runs)
 
+    @cached_property
+    def trained_places(self) -> tuple[tuple[slice, int], ...]:
+        """Each trained run, and where it begins in a buffer that holds these alone."""
+        places, at = [], 0
+        for run in self.trained_runs:
+            places.append((run, at))
+            at += run.stop - run.start
+        return tuple(places)
+
     @property
     def num_trained(self) -> int:
         """Number of trained parameters."""
@@ -351,12 +360,18 @@ class Segment:
 
     def grad_place(self, param: Param) -> int:
         """Where the gradient of a trained parameter begins among the segment's gradients."""
-        place, before = self.place(param), 0
-        for run in self.trained_runs:
+        place = self.place(param)
+        for run, at in self.trained_places:
             if run.start <= place < run.stop:
-                return before + place - int(run.start)
-            before += run.stop - run.start
+                return at + place - int(run.start)
         raise ValueError(f"{param.name} is not trained in this segment")
+
+    def all_grads(self, trained: Float32Array) -> Float32Array:
+        """Gradients of all parameters from those of the trained ones: 0 where frozen."""
+        grads = np.zeros(self.num_params, trained.dtype)
+        for run, at in self.trained_places:
+            grads[run] = trained[at : at + run.stop - run.start]
+        return grads
 
     @property
     def needs_input_grad(self) -> bool:

@@ -239,12 +239,7 @@ class NumpyProgram(Program):
         return _batch_first(dx)
 
     def read_grads(self) -> Array:
-        grads, at = np.zeros(self.segment.num_params, self.dtype), 0
-        for run in self.segment.trained_runs:
-            size = run.stop - run.start
-            grads[run] = self._grads[at : at + size]
-            at += size
-        return grads
+        return self.segment.all_grads(self._grads)
 
     def poison(self) -> None:
         self._grads.fill(np.nan)

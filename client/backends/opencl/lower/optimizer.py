@@ -6,8 +6,6 @@ after the other; an update is one launch for each run: one, unless layers in bet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from client.backends.opencl.launch import At, Launch, Memory
 from client.backends.opencl.tiles import Target
 from client.backends.recipe import OptimizerName
@@ -36,7 +34,7 @@ def clip_elements(segment: Segment, target: Target) -> int:
 def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
     """What the gradients are multiplied by, so that their norm is no more than the limit."""
     launches, at = [], 0
-    for run, offset in _runs(segment):
+    for run, offset in segment.trained_places:
         parts, sums = _parts(run, target), At(Memory.CLIP, 1 + at)
         launches.append(
             Launch(
@@ -76,7 +74,7 @@ def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
 def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> tuple[Launch, ...]:
     """One step of the optimizer; what changes from step to step follows ``args``."""
     launches = []
-    for run, offset in _runs(segment):
+    for run, offset in segment.trained_places:
         n = run.stop - run.start
         vectors = -(-n // target.vector)
         states = [
@@ -125,14 +123,6 @@ def lower_accumulate(segment: Segment, target: Target) -> tuple[Launch, ...]:
         for source, destination in ((gradients, held), (held, gradients))
         if n
     )
-
-
-def _runs(segment: Segment) -> Iterator[tuple[slice, int]]:
-    """(run of the parameters, where it begins in the buffers of trained ones)."""
-    at = 0
-    for run in segment.trained_runs:
-        yield run, at
-        at += run.stop - run.start
 
 
 def _parts(run: slice, target: Target) -> int:
