@@ -171,6 +171,8 @@ class _Life:
         self._runtime = f"127.0.0.1:{free_port()}"
         self._log = node.state / "supernode.log"
         self._log.unlink(missing_ok=True)
+        self._handing_over = node.state / "handing-over"
+        self._handing_over.unlink(missing_ok=True)
         self._children: list[Child] = []
 
     def __enter__(self) -> _Life:
@@ -186,7 +188,8 @@ class _Life:
         self._stop()
 
     def watch(self) -> str:
-        """Returns when the SuperNode has ended, and says why. A runner that ended is replaced."""
+        """Returns when the SuperNode has ended, or can hear nothing more, and says why. A runner
+        that ended is replaced."""
         connected, trouble, asked_s = False, "", time.monotonic()
         pause_s, again_s = 0.0, 0.0
         while self._supernode.exit_code is None:
@@ -199,6 +202,8 @@ class _Life:
                     self._runner = self._start_runner()
             elif self._runner.exit_code is not None:
                 how = self._runner.how_it_ended()
+                if self._handing_over.exists():  # the SuperNode would wait for the rest for ever
+                    return f"the runner has ended ({how}) before its reply was handed over"
                 pause_s = pause_after(time.monotonic() - self._runner.began_s, pause_s)
                 again_s = time.monotonic() + pause_s
                 self._tell(f"the runner has ended ({how}): starting again in {pause_s:g} s")
@@ -231,6 +236,7 @@ class _Life:
             "runtime": self._runtime,
             "secret": str(self._secret),
             "node": str(self._config),
+            "handing-over": str(self._handing_over),
         }
         child = Child(
             "client.runner",

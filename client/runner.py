@@ -1,6 +1,6 @@
 """Carries out the messages that a SuperNode receives, by the installed ClientApp.
 
-    python -m client.runner --runtime HOST:PORT --secret FILE --node FILE
+    python -m client.runner --runtime HOST:PORT --secret FILE --node FILE --handing-over FILE
 
 Flower's own runner unpacks the bundle of a run, puts it first on sys.path and runs what it holds,
 so that whoever submits a run decides which code nodes run. This one calls the ClientApp that is
@@ -11,6 +11,7 @@ messages, one after the other.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import logging
@@ -63,11 +64,17 @@ def check_bundle(content: bytes) -> None:
 
 
 class Runner:
-    """See the module. ``node``: what the ClientApp finds in its context's node config."""
+    """See the module. ``node``: what the ClientApp finds in its context's node config.
 
-    def __init__(self, address: str, secret: Path, node: Mapping[str, str | int]) -> None:
+    ``handing_over``: a file that is there while a reply is on its way to the SuperNode.
+    """
+
+    def __init__(
+        self, address: str, secret: Path, node: Mapping[str, str | int], handing_over: Path
+    ) -> None:
         self._address = address
         self._node = dict(node)
+        self._handing_over = handing_over
         self._tasks = TaskSource(address, TaskType.CLIENT_APP, secret)
 
     def run(self) -> None:
@@ -98,7 +105,10 @@ class Runner:
                 context.node_config = {**config, **self._node}
                 reply = self._answer(message, context, bundle)
                 context.node_config = config
+                with contextlib.suppress(OSError):  # on a full disk the reply goes all the same
+                    self._handing_over.touch()
                 push_message(client, reply, context)
+                self._handing_over.unlink(missing_ok=True)
                 if reply.has_error():
                     push_task_output(client, context, SubStatus.FAILED, reply.error.reason or "")
                 else:
@@ -142,11 +152,13 @@ def main() -> None:
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--secret", required=True, type=Path)
     parser.add_argument("--node", required=True, type=Path, help="JSON")
+    parser.add_argument("--handing-over", required=True, type=Path, help="see Runner")
     arguments = parser.parse_args()
     end_with_parent()
     _log_lines()
+    node = json.loads(arguments.node.read_bytes())
     try:
-        Runner(arguments.runtime, arguments.secret, json.loads(arguments.node.read_bytes())).run()
+        Runner(arguments.runtime, arguments.secret, node, arguments.handing_over).run()
     except KeyboardInterrupt:  # how Flower's heartbeat says it
         raise SystemExit("the SuperNode has taken its task back") from None
 

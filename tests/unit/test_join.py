@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import re
 import socket
@@ -134,6 +135,43 @@ def test_who_the_node_is_stands_in_a_file_and_on_no_command_line(
         assert file.stat().st_mode & 0o777 == 0o600
         assert str(file) in started[-1]
         assert not any(identity in text for arguments in started for text in arguments)
+
+
+def test_a_runner_that_ends_in_mid_reply_takes_the_supernode_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's SuperNode would wait for the reply's other half for ever, and hear nothing else."""
+
+    class Ended:
+        began_s = 0.0
+
+        def __init__(self, module: str, arguments: list[str], *rest: Any, **more: Any) -> None:
+            self.exit_codes: Iterator[int | None] = iter(
+                [None, None, None, 1]
+            )  # a SuperNode's; it ends sometime
+            (tmp_path / "state" / "supernode.log").touch()
+            if module == "client.runner":
+                self.exit_codes = itertools.repeat(-9)
+                Path(arguments[arguments.index("--handing-over") + 1]).touch()
+
+        @property
+        def exit_code(self) -> int | None:
+            return next(self.exit_codes, 1)
+
+        def how_it_ended(self) -> str:
+            return "SIGKILL"
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(join, "Child", Ended)
+    monkeypatch.setattr(join, "POLL_S", 0.0)
+    with (
+        join._own(node(tmp_path)) as identity,
+        join._Life(node(tmp_path), identity, {}, print) as life,
+    ):
+        said = life.watch()
+    assert said == "the runner has ended (SIGKILL) before its reply was handed over"
 
 
 def test_a_runner_that_keeps_ending_is_started_less_and_less_often() -> None:
