@@ -24,8 +24,9 @@ from client.errors import ConfigError, DataError, PocketfedError, StoreError
 from client.fields import parse
 from client.model import Model, initialise
 from server.engine.checkpoint import Checkpoints, State, restore_strategy
+from server.engine.choices import Choices
 from server.engine.nodes import Nodes
-from server.engine.rounds import Arrays, Choices, Evaluation, Rounds
+from server.engine.rounds import Arrays, Evaluation, Rounds
 from server.engine.strategies import strategy_of
 from server.folder import RunFolder, versions
 from server.model_file import flatten_finite, load_arrays, save_model

@@ -18,11 +18,11 @@ from client.app import app, session_of
 from client.config import Experiment
 from client.errors import ConfigError, StoreError
 from client.worker.session import NodeSession, Session
+from server.engine.choices import Choices
 from server.engine.inline import InlineGrid
 from server.engine.nodes import Nodes
 from server.engine.ray import START_LIMIT_S, require_ray, simulation
 from server.engine.roster import gather
-from server.engine.rounds import Choices
 from server.engine.strategies import strategy_of
 from server.folder import RunFolder, versions
 from server.observer import Observer, Result

@@ -1,8 +1,7 @@
 """The round loop: any Flower strategy, with guards, deadlines, records and checkpoints.
 
-``Rounds.run_round`` is a round as a straight line. A node that fails, is late, or sends what
-cannot be used costs the round that node, never the run, as long as ``federation.quorum`` replies
-are left. Equal seeds give equal rounds: sampling is keyed (sampling.py) and replies are
+``Rounds.run_round`` is a round as a straight line; how tasks go out and replies come in is in
+exchange.py. Equal seeds give equal rounds: sampling is keyed (sampling.py) and replies are
 aggregated in the order of partition names, not of arrival.
 """
 
@@ -10,14 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.exception import AppExitException
-from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -25,78 +22,22 @@ from client import wire
 from client.config import Experiment
 from client.errors import RoundError
 from client.model.graph import Model
-from client.record import Event, NodeRecord
+from client.record import Event
 from server.engine.checkpoint import Checkpoints, State, strategy_state
+from server.engine.choices import Choices
+from server.engine.exchange import Exchange
 from server.engine.nodes import Nodes
-from server.engine.replies import (
-    Expected,
-    RejectedError,
-    check_foreign_reply,
-    check_reply,
-    keep_common_metrics,
-    mean_values,
-    payload_nbytes,
-)
+from server.engine.replies import keep_common_metrics, mean_values
 from server.engine.sampling import OrderedGrid, keyed_random
 from server.engine.strategies import averages_only, fit_to
 from server.observer import Observer
-from server.store import NodeRound, RoundInfo, Store
+from server.store import RoundInfo, Store
 
 Arrays = dict[str, NDArray[np.float32]]
 Evaluation = Callable[[Arrays], tuple[float, float | None]]
 """(loss, accuracy if the loss has one) of global parameters."""
-TaskName = Literal["train", "evaluate"]
-
-POLL_S = 0.05
-"""Pause before asking a Grid again that had no reply."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Choices:
-    """Recorded placements that nodes are asked to repeat: (round, partition) -> JSON.
-
-    Repeating a run (``all_rounds``), each node of each round gets its recorded placement, and who
-    has none does not take part. Going on with a run, recorded rounds that are done again are
-    repeated; after them, a node is told its last placement once and decides for itself from then
-    on, as it would have done in a run that never stopped.
-    """
-
-    recorded: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    all_rounds: bool = False
-    _told: set[str] = field(default_factory=set)
-
-    def takes_part(self, number: int, partition: str) -> bool:
-        """Does the node train in this round?"""
-        return not self.all_rounds or (number, partition) in self.recorded
-
-    def of(self, number: int, partition: str) -> str:
-        """JSON of the placement to repeat, or an empty text."""
-        exact = self.recorded.get((number, partition))
-        if exact is None and not self.all_rounds and partition not in self._told:
-            earlier = [n for n, p in self.recorded if p == partition and n < number]
-            exact = self.recorded[max(earlier), partition] if earlier else None
-        self._told.add(partition)
-        return exact or ""
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A message on its way."""
-
-    partition: str
-    node_id: int
-    nbytes: int
-    at_s: float
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    """A message that came back."""
-
-    nbytes: int
-    at_s: float
 
 
 @dataclass
@@ -118,6 +59,10 @@ class Rounds:
     observer: Observer = field(default_factory=Observer)
     choices: Choices = field(default_factory=Choices)
 
+    @property
+    def _exchange(self) -> Exchange:
+        return Exchange(self.experiment, self.model, self.nodes, self.store, self.observer)
+
     def run(self, arrays: Arrays, first_round: int = 1) -> Arrays:
         """All rounds from ``first_round`` on; the last round's global parameters."""
         for number in range(first_round, self.experiment.federation.rounds + 1):
@@ -131,7 +76,7 @@ class Rounds:
         tasks = self._configure_train(number, arrays)
         partitions = [self._partition(task) for task in tasks]
         self.observer.round_started(number, self.experiment.federation.rounds, partitions)
-        replies = self._exchange(number, "train", tasks)
+        replies = self._exchange.run(number, "train", tasks)
         arrays, train_loss = self._aggregate_train(number, arrays, replies)
         loss, accuracy = self.evaluate(arrays) if self.evaluate else (None, None)
         node_loss, node_accuracy = self._evaluate_on_nodes(number, arrays)
@@ -225,104 +170,6 @@ class Rounds:
             message.metadata.ttl = self.experiment.federation.round_deadline_s
         return message
 
-    def _exchange(self, number: int, task: TaskName, messages: list[Message]) -> list[Message]:
-        """Send, wait for replies until all are in or the deadline passes, check and record each.
-
-        Returns the replies that can be aggregated, in the order of partitions; RoundError if they
-        are fewer than the quorum of a training round.
-        """
-        rows: dict[str, NodeRound] = {}
-        usable: dict[str, Message] = {}
-        waiting = self._send(number, task, messages, rows)
-        limit_s = self.experiment.federation.round_deadline_s
-        end_s = None if limit_s is None else time.monotonic() + limit_s
-        while waiting and (end_s is None or time.monotonic() < end_s):
-            replies = list(self.nodes.grid.pull_messages(list(waiting)))
-            arrived_s = time.monotonic()
-            for reply in replies:
-                # error replies that a runtime makes itself do not name the node
-                sent = waiting.pop(reply.metadata.reply_to_message_id)
-                row = self._judge(number, task, reply, sent, arrived_s)
-                rows[sent.partition] = row
-                if row.status == "ok":
-                    usable[sent.partition] = reply
-                self._record(row)
-            if not replies:
-                time.sleep(POLL_S)
-        for sent in waiting.values():
-            rows[sent.partition] = _row(number, task, sent, "late", self._too_late())
-            self._record(rows[sent.partition])
-        if task == "train" and len(usable) < self.experiment.federation.quorum:
-            raise self._too_few(number, len(usable), rows)
-        return [usable[partition] for partition in sorted(usable)]
-
-    def _send(
-        self, number: int, task: TaskName, messages: list[Message], rows: dict[str, NodeRound]
-    ) -> dict[str, _Sent]:
-        """Push messages: message id -> what was sent; what could not be goes to ``rows``."""
-        at_s = time.monotonic()
-        pushed = set(self.nodes.grid.push_messages(messages))
-        waiting = {}
-        for message in messages:
-            node_id = message.metadata.dst_node_id
-            sent = _Sent(self.nodes.names[node_id], node_id, payload_nbytes(message), at_s)
-            if message.metadata.message_id in pushed:
-                waiting[message.metadata.message_id] = sent
-                self.observer.node_dispatched(number, sent.partition, task)
-            else:
-                error = "the message to this node could not be sent"
-                rows[sent.partition] = _row(number, task, sent, "failed", error)
-                self._record(rows[sent.partition])
-        return waiting
-
-    def _judge(
-        self, number: int, task: TaskName, reply: Message, sent: _Sent, arrived_s: float
-    ) -> NodeRound:
-        """What a reply amounts to."""
-        arrived = _Arrived(payload_nbytes(reply), arrived_s)
-        if reply.has_error():
-            text = wire.error_text(reply).removeprefix(f"{sent.partition}: ")
-            if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
-                # the task's time to live, which is the deadline too, may end a moment earlier
-                error = self._too_late() or text
-                return _row(number, task, sent, "late", error, arrived)
-            return _row(number, task, sent, "failed", text, arrived)
-        expected = Expected.of(self.model, self.experiment.train.recipe.loss)
-        try:
-            if sent.partition in self.nodes.foreign:
-                check_foreign_reply(reply.content, task, expected)
-                return _row(number, task, sent, "ok", None, arrived)
-            record = check_reply(reply.content, task, sent.partition, expected)
-        except RejectedError as e:
-            return _row(number, task, sent, "rejected", str(e), arrived, e.record)
-        return _row(number, task, sent, "ok", None, arrived, record)
-
-    def _too_late(self) -> str | None:
-        limit_s = self.experiment.federation.round_deadline_s
-        if limit_s is None:
-            return None
-        return f"no reply within federation.round_deadline_s ({limit_s:g} s)"
-
-    def _record(self, row: NodeRound) -> None:
-        """Store what a node did, and tell who watches."""
-        self.store.add_node_round(row)
-        for event in row.record.events if row.record else []:
-            self.observer.note(event.kind, event.message, row.partition)
-            log.warning("%s: %s: %s", row.partition, event.kind, event.message)
-        if row.status == "ok":
-            self.observer.node_finished(row)
-        else:
-            log.warning("round %d: %s: %s: %s", row.round, row.partition, row.status, row.error)
-            self.observer.node_failed(row)
-
-    def _too_few(self, number: int, usable: int, rows: dict[str, NodeRound]) -> RoundError:
-        failures = [row for row in rows.values() if row.status != "ok"]
-        cause = f"; first failure: {failures[0].partition}: {failures[0].error}" if failures else ""
-        return RoundError(
-            f"round {number}: {usable} of {len(rows)} nodes gave a usable reply, "
-            f"federation.quorum is {self.experiment.federation.quorum}{cause}"
-        )
-
     def _aggregate_train(
         self, number: int, before: Arrays, replies: list[Message]
     ) -> tuple[Arrays, float | None]:
@@ -366,7 +213,7 @@ class Rounds:
             )
         frozen = self._frozen(arrays)
         tasks = [self._task(m, number, frozen, "") for m in sorted(messages, key=self._partition)]
-        replies = self._exchange(number, "evaluate", tasks)
+        replies = self._exchange.run(number, "evaluate", tasks)
         keep_common_metrics(replies)
         metrics = self.strategy.aggregate_evaluate(number, replies)
         accurate = self.experiment.train.recipe.loss.has_accuracy
@@ -385,29 +232,6 @@ class Rounds:
 
     def _partition(self, message: Message) -> str:
         return self.nodes.names[message.metadata.dst_node_id]
-
-
-def _row(
-    number: int,
-    task: TaskName,
-    sent: _Sent,
-    status: Literal["ok", "failed", "rejected", "late"],
-    error: str | None,
-    arrived: _Arrived | None = None,
-    record: NodeRecord | None = None,
-) -> NodeRound:
-    return NodeRound(
-        round=number,
-        partition=sent.partition,
-        node_id=sent.node_id,
-        task=task,
-        status=status,
-        bytes_down=sent.nbytes,
-        bytes_up=arrived.nbytes if arrived else 0,
-        dispatch_to_reply_s=arrived.at_s - sent.at_s if arrived else None,
-        error=error,
-        record=record,
-    )
 
 
 def _number(value: int | float | list[int] | list[float]) -> float:

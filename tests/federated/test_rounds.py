@@ -29,9 +29,9 @@ from tiny import (
 
 from client.errors import RoundError
 from client.model import build_model
-from server.engine import rounds
+from server.engine import exchange
+from server.engine.choices import Choices
 from server.engine.inline import InlineGrid
-from server.engine.rounds import Choices
 from server.model_file import load_model_file
 from server.observer import Observer
 from server.run import resumed_run, seeded_parameters
@@ -294,7 +294,7 @@ def test_errors_of_the_runtime_are_mapped_to_their_node(
 
 
 def test_a_node_that_never_answers_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "time", Clock())
+    monkeypatch.setattr(exchange, "time", Clock())
     out = tmp_path / "run"
     with tiny_run(out, federation={"rounds": 2, "round_deadline_s": 60}) as run:
         carry_out(run, None, grid=_Runtime("node-3", None))
