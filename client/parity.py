@@ -81,7 +81,7 @@ def _key(device: Device, program: Program, model: Model) -> str:
 
 def compare(program: Program, device: Device, model: Model) -> None:
     """Two steps and an evaluation, on both; ParityError naming what differs first."""
-    reference = backends.get("numpy")
+    reference = backends.get(backends.REFERENCE)
     numpy_device = reference.open(reference.devices()[0])
     numpy_program = numpy_device.compile(model.whole, program.capacity, program.recipe)
     try:

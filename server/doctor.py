@@ -107,7 +107,7 @@ def _devices() -> Iterator[Finding]:
             tuning = backend.tuning(info)
             if tuning:
                 yield Finding("  kernels", "ok", tuning)
-            if name == "numpy":
+            if name == backends.REFERENCE:
                 continue
             try:
                 device = backend.open(info)

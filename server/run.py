@@ -278,7 +278,7 @@ def central_evaluation(model: Model, recipe: Recipe, held_out: Dataset) -> Evalu
 
     Not on whatever device is fastest: the figure must not depend on the machine's devices.
     """
-    backend = backends.get("numpy")
+    backend = backends.get(backends.REFERENCE)
     device = backend.open(backend.devices()[0])
     program = device.compile(model.whole, EVALUATION_BATCH, recipe)
     data = device.load(held_out.x, held_out.y)

@@ -11,6 +11,9 @@ from importlib import import_module
 from client.backends.base import Backend
 from client.errors import ConfigError, did_you_mean
 
+REFERENCE = "numpy"
+"""The backend that others are held against, and that trains where they cannot."""
+
 on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", default=None)
 """Told the name of a backend before it is asked to work, where somebody watches this process."""
 

@@ -81,7 +81,7 @@ class Devices:
             capacity = self._capacity(device, batch, micro_batch)
             recipe = replace(self.recipe, accumulates=capacity < batch)
             program = device.compile(self.model.whole, capacity, recipe)
-            if info.backend != "numpy":
+            if info.backend != backends.REFERENCE:
                 self._check(info, device, program)
             self._programs[info.key, batch, micro_batch] = program
             if capacity < batch:

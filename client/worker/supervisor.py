@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from client.backends import REFERENCE
 from client.children import Child
 from client.errors import WorkerError
 from client.record import Event
@@ -148,15 +149,15 @@ class Supervisor:
 
     def _carry_out(self, job: Job) -> tuple[Answer, bytes]:
         events = self._ended_meanwhile()
-        numpy_losses = 0
+        reference_losses = 0
         while True:
             try:
                 answer, params = self._attempt(job)
             except _LostError as lost:
                 self._kill_worker()
-                if lost.backend in ("", "numpy") and not lost.idle:
-                    numpy_losses += 1
-                    if numpy_losses == ATTEMPTS:
+                if lost.backend in ("", REFERENCE) and not lost.idle:
+                    reference_losses += 1
+                    if reference_losses == ATTEMPTS:
                         raise WorkerError(f"{lost.kind} {ATTEMPTS} times: {lost}") from None
                 events += self._after(lost)
                 continue
@@ -178,7 +179,7 @@ class Supervisor:
     def _after(self, lost: _LostError) -> list[Event]:
         """What is done about a lost worker, for the record."""
         events = [Event(lost.kind, f"{lost}: started again, the round is done again")]
-        if lost.backend not in ("", "numpy"):
+        if lost.backend not in ("", REFERENCE):
             self._losses[lost.backend] += 1
             if self._losses[lost.backend] >= ATTEMPTS:
                 why = f"it took the worker down {ATTEMPTS} times ({lost})"

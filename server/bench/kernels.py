@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from client.backends import REFERENCE
 from client.backends.device_info import DeviceInfo
 from client.backends.figures import Command, Part, Peaks
 from client.config import DevicesConfig
@@ -127,8 +128,8 @@ def _bench_one(
 ) -> list[KernelRow]:
     examples = random_examples(model, batch)
     names = list(backends or ("auto",))
-    if backends is not None and "numpy" not in backends:
-        names.append("numpy")
+    if backends is not None and REFERENCE not in backends:
+        names.append(REFERENCE)
     pools = [Devices(DevicesConfig(name), model) for name in names]
     found: list[tuple[DeviceInfo, list[Command]]] = []
     load = Load()
@@ -158,7 +159,7 @@ def _bench_one(
         time.sleep(PAUSE_S)
         torch_s = torch_parts(model, examples, batch)
     load.warn(f"{model.name}, batch {batch}")
-    numpy_s = next(part_s(commands) for info, commands in found if info.backend == "numpy")
+    numpy_s = next(part_s(commands) for info, commands in found if info.backend == REFERENCE)
     return [
         row
         for info, commands in found

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from client import data
+from client.backends import REFERENCE
 from client.backends import get as get_backend
 from client.model import load_model
 from server import console
@@ -31,7 +32,7 @@ def evaluate(
     source: Annotated[
         str, typer.Option("--data", help="A packaged set (mnist, …) or a data file.")
     ],
-    backend: BackendName = "numpy",
+    backend: BackendName = REFERENCE,
     as_json: Json = False,
 ) -> None:
     """Loss and accuracy of a trained model on labelled data."""
@@ -58,7 +59,7 @@ def predict(
         Path | None, typer.Option(help="Write all predictions to this CSV file.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Print this many.")] = 10,
-    backend: BackendName = "numpy",
+    backend: BackendName = REFERENCE,
     as_json: Json = False,
 ) -> None:
     """The class of each example, with its probability, or the model's outputs by its loss."""
