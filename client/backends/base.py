@@ -198,6 +198,26 @@ class Program(ABC):
     def release(self) -> None:
         """Free what the program holds on the device."""
 
+    # -- what every program refuses, in the same words: errors of whoever calls it -----------------
+    def _check_count(self, count: int) -> None:
+        if not 0 < count <= self.capacity:
+            raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
+
+    def _check_batch(self, batch: int) -> None:
+        if batch < 1 or (batch > self.capacity and not self.recipe.accumulates):
+            raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
+
+    def _check_accumulates(self) -> None:
+        if not self.recipe.accumulates:
+            raise ValueError("the program was not compiled to add up gradients")
+
+    def _check_input_grad(self) -> None:
+        if not self.segment.needs_input_grad:
+            raise ValueError(
+                "the gradient of the network's own input is not computed, nor one below "
+                "frozen layers"
+            )
+
 
 class Device(ABC):
     """A processor that was opened."""

@@ -77,14 +77,8 @@ def check_foreign_reply(content: RecordDict, task: str, expected: Expected) -> N
     Of its metrics, those that are ours (and num-examples, which it must bring) are kept; what is
     frozen it may bring, and it is left out.
     """
-    metrics = content.get(METRICS)
-    if not isinstance(metrics, MetricRecord) or len(content.metric_records) != 1:
-        raise RejectedError(f"needs exactly one MetricRecord, under '{METRICS}'")
-    count = metrics.get("num-examples")
-    if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
-        raise RejectedError(
-            f"metrics.num-examples: found {count}, needs a whole number from 1 to {MAX_EXAMPLES}"
-        )
+    metrics = _metrics(content)
+    _check_count(metrics.get("num-examples"))
     for key in set(metrics) - set(expected.metrics(task)):
         del metrics[key]
     _check_finite(metrics)
@@ -127,18 +121,27 @@ def payload_nbytes(message: Message) -> int:
     )
 
 
-def _check_metrics(content: RecordDict, keys: tuple[str, ...], record: NodeRecord) -> None:
+def _metrics(content: RecordDict) -> MetricRecord:
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord) or len(content.metric_records) != 1:
         raise RejectedError(f"needs exactly one MetricRecord, under '{METRICS}'")
-    if set(metrics) != set(keys):
-        raise RejectedError(f"metrics: found {sorted(metrics)}, needs {', '.join(keys)}")
-    _check_finite(metrics)
-    count = metrics["num-examples"]
+    return metrics
+
+
+def _check_count(count: object) -> None:
     if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
         raise RejectedError(
             f"metrics.num-examples: found {count}, needs a whole number from 1 to {MAX_EXAMPLES}"
         )
+
+
+def _check_metrics(content: RecordDict, keys: tuple[str, ...], record: NodeRecord) -> None:
+    metrics = _metrics(content)
+    if set(metrics) != set(keys):
+        raise RejectedError(f"metrics: found {sorted(metrics)}, needs {', '.join(keys)}")
+    _check_finite(metrics)
+    count = metrics["num-examples"]
+    _check_count(count)
     if count != record.num_examples:
         raise RejectedError(
             f"metrics.num-examples: found {count}, but the record says {record.num_examples}"

@@ -94,8 +94,7 @@ class NumpyProgram(Program):
     ) -> None:
         if not isinstance(data, NumpyData):
             raise TypeError("the data set was loaded by another backend")
-        if batch > self.capacity and not self.recipe.accumulates:
-            raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
+        self._check_batch(batch)
         data.check(self.segment.model, self.recipe.loss)
         self._data, self._order = data, order
         self._run.dropout_key = dropout_key
@@ -177,8 +176,7 @@ class NumpyProgram(Program):
                     commands.append(command_of(function, "backward", count, perf_counter() - began))
 
     def accumulate(self, first: bool, last: bool) -> None:
-        if not self.recipe.accumulates:
-            raise ValueError("the program was not compiled to add up gradients")
+        self._check_accumulates()
         began = perf_counter()
         with self._timed("compute_s"):
             if last:
@@ -230,12 +228,9 @@ class NumpyProgram(Program):
             target[...] = np.moveaxis(dy, 0, -1)
 
     def take_input_grad(self, count: int) -> Array:
+        self._check_input_grad()
         dx = self._plan(count).dx
-        if dx is None:
-            raise ValueError(
-                "the gradient of the network's own input is not computed, nor one below "
-                "frozen layers"
-            )
+        assert dx is not None
         return _batch_first(dx)
 
     def read_grads(self) -> Array:
@@ -254,8 +249,7 @@ class NumpyProgram(Program):
 
     def _plan(self, count: int) -> Plan:
         """The calls of a step for one batch size; its views are cut once."""
-        if not 0 < count <= self.capacity:
-            raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
+        self._check_count(count)
         if count not in self._plans:
             self._plans[count] = Plan(self.segment, count, self._memory, self._values, self._grads)
         return self._plans[count]

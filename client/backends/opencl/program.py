@@ -100,8 +100,7 @@ class OpenCLProgram(Program):
         return update
 
     def _bind(self, launches: Sequence[Launch], count: int, mode: str) -> list[Prepared]:
-        if not 0 < count <= self.capacity:
-            raise ValueError(f"{count} examples, but the program holds 1 to {self.capacity}")
+        self._check_count(count)
         with errors_as_ours(self._device.info.name, f"preparing a batch of {count}"):
             return [
                 self._binder.prepare(launch, count)
@@ -140,8 +139,7 @@ class OpenCLProgram(Program):
     ) -> None:
         if not isinstance(data, OpenCLData):
             raise TypeError("the data set was loaded by another backend")
-        if batch < 1 or (batch > self.capacity and not self.recipe.accumulates):
-            raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
+        self._check_batch(batch)
         if not len(order) or order.min() < 0 or order.max() >= data.num_examples:
             raise ValueError(f"an order must number examples of the {data.num_examples} loaded")
         data.check(self.segment.model, self.recipe.loss)
@@ -210,8 +208,7 @@ class OpenCLProgram(Program):
         self._run("backward", self._backward[count])
 
     def accumulate(self, first: bool, last: bool) -> None:
-        if not self.recipe.accumulates:
-            raise ValueError("the program was not compiled to add up gradients")
+        self._check_accumulates()
         self._run("backward", self._update.accumulate(first, last))
         self._between_slices = not last
 
@@ -286,11 +283,8 @@ class OpenCLProgram(Program):
             self._put(self._plan.output_grad, self.segment.output, dy)
 
     def take_input_grad(self, count: int) -> Float32Array:
-        if self._plan.input_grad is None:
-            raise ValueError(
-                "the gradient of the network's own input is not computed, nor one below "
-                "frozen layers"
-            )
+        self._check_input_grad()
+        assert self._plan.input_grad is not None
         return self._take(self._plan.input_grad, self.segment.input, count)
 
     def _put(self, slot: Slot, tensor: int, values: Float32Array) -> None:
