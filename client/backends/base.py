@@ -29,6 +29,9 @@ from client.errors import DeviceError
 from client.model.graph import Float32Array, Segment
 from client.model.losses import Labels
 
+ROOM_FOR_DATA = 0.25
+"""Of the memory that is free, so much is left for data where a batch is made to fit."""
+
 
 class DeviceData(ABC):
     """A data set made available to a device: resident there, or streamed in chunks."""
@@ -248,7 +251,7 @@ class Device(ABC):
 
     @abstractmethod
     def largest_batch(self, segment: Segment, at_most: int, recipe: Recipe) -> int:
-        """The largest capacity up to ``at_most`` that fits now, and leaves room for data.
+        """The largest capacity up to ``at_most`` that fits now, and leaves ROOM_FOR_DATA.
 
         0 where not even one example fits. By planning alone: nothing is built or allocated.
         """

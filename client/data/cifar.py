@@ -13,6 +13,7 @@ import numpy as np
 
 from client.data.convert import make_dataset
 from client.data.dataset import Dataset
+from client.data.reading import entries, readable
 from client.errors import DataError
 
 BATCH = re.compile(r"data_batch_\d+\.bin")
@@ -32,26 +33,19 @@ def load_cifar10(folder: Path) -> Dataset:
     ``x``: (n, 3, 32, 32) uint8. ``test_batch.bin`` is not read: ``data.holdout`` says how many
     examples are kept apart.
     """
-    try:
+    with readable(folder):
         records = np.concatenate([_read(path) for path in _batches(folder)])
         return make_dataset(records[:, 1:].reshape(-1, *IMAGE), records[:, 0], str(folder))
-    except MemoryError:
-        raise DataError(f"{folder}: does not fit into this machine's memory") from None
 
 
 def _batches(folder: Path) -> list[Path]:
-    try:
-        return sorted(p for p in folder.iterdir() if BATCH.fullmatch(p.name))
-    except OSError as e:
-        raise DataError(f"{folder}: cannot be read: {e.strerror or e}") from None
+    return [path for path in entries(folder) if BATCH.fullmatch(path.name)]
 
 
 def _read(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """Records (n, 3073) of one file."""
-    try:
+    with readable(path):
         content = path.read_bytes()
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror or e}") from None
     if not content or len(content) % RECORD_NBYTES:
         raise DataError(
             f"{path}: {len(content)} bytes are not whole records of {RECORD_NBYTES} (class and "

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from client.data.bounded import read_up_to, unpacked_limit
 from client.data.convert import make_dataset
 from client.data.dataset import Dataset
+from client.data.reading import entries, readable
 from client.errors import DataError
 
 IMAGES = re.compile(r"(?P<stem>.*)images(?P<sep>[-.])idx3[-.]ubyte(\.gz)?")
@@ -43,10 +44,7 @@ def load_folder(folder: Path) -> Dataset:
 
     Where the same file lies there plain and gzipped, the plain one is read.
     """
-    try:
-        names = sorted(p.name for p in folder.iterdir())
-    except OSError as e:
-        raise DataError(f"{folder}: cannot be read: {e.strerror or e}") from None
+    names = [path.name for path in entries(folder)]
     found = {n for n in names if IMAGES.fullmatch(n) and "train" in n}
     found = {n for n in found if n.removesuffix(".gz") not in found - {n}}
     if len(found) != 1:
@@ -77,20 +75,17 @@ def _labels_beside(images: Path) -> Path:
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     """The array in an IDX file of unsigned bytes with ``axes`` axes."""
-    try:
+    with readable(path):
         packed_nbytes = path.stat().st_size
-        if path.suffix == ".gz":
+        if path.suffix != ".gz":
+            with path.open("rb") as f:
+                return _read(f, axes, path, packed_nbytes)
+        try:
             with gzip.open(path) as f:
                 return _read(cast(IO[bytes], f), axes, path, unpacked_limit(packed_nbytes))
-        with path.open("rb") as f:
-            return _read(f, axes, path, packed_nbytes)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as e:
-        reason = " ".join(str(e).split()) or type(e).__name__
-        raise DataError(f"{path}: not a whole gzip file ({reason}); fetch it again") from None
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except MemoryError:
-        raise DataError(f"{path}: does not fit into this machine's memory") from None
+        except (gzip.BadGzipFile, zlib.error, EOFError) as e:
+            reason = " ".join(str(e).split()) or type(e).__name__
+            raise DataError(f"{path}: not a whole gzip file ({reason}); fetch it again") from None
 
 
 def _read(f: IO[bytes], axes: int, path: Path, limit: int) -> NDArray[np.uint8]:

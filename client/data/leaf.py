@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from client.data.convert import make_dataset
 from client.data.dataset import Dataset
+from client.data.reading import entries, readable
 from client.data.text import encode
 from client.errors import DataError
 from client.fields import describe
@@ -30,10 +31,7 @@ USER = "user"
 
 def leaf_files(folder: Path) -> list[Path]:
     """The .json files of a folder, by name."""
-    try:
-        return sorted(p for p in folder.iterdir() if p.suffix == ".json")
-    except OSError as e:
-        raise DataError(f"{folder}: cannot be read: {e.strerror or e}") from None
+    return [path for path in entries(folder) if path.suffix == ".json"]
 
 
 def load_leaf(files: list[Path], source: str) -> Dataset:
@@ -58,14 +56,11 @@ def load_leaf(files: list[Path], source: str) -> Dataset:
 def _read(path: Path) -> list[tuple[str, str, NDArray[Any], NDArray[Any]]]:
     """(place, user, x, y) of each user of a file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with readable(path):
+            value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
         reason = " ".join(str(e).split())
         raise DataError(f"{path}: not JSON ({reason[:80]}); fetch it again") from None
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except MemoryError:
-        raise DataError(f"{path}: does not fit into this machine's memory") from None
     data = value.get("user_data") if isinstance(value, dict) else None
     if not isinstance(data, dict) or not data:
         raise DataError(

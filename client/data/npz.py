@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from client.data.bounded import read_up_to, unpacked_limit
 from client.data.convert import make_dataset, make_inputs
 from client.data.dataset import Dataset
+from client.data.reading import readable
 from client.errors import DataError
 
 MAX_HEADER_NBYTES = 10_000
@@ -61,21 +62,18 @@ def _get(arrays: dict[str, NDArray[Any]], key: str, path: Path) -> NDArray[Any]:
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of a file by name, as they are stored."""
-    try:
+    with readable(path):
         packed_nbytes = path.stat().st_size
-        with zipfile.ZipFile(path) as archive:
-            _check_members(archive, packed_nbytes, path)
-            return {
-                info.filename.removesuffix(".npy"): _read_member(archive, info, path)
-                for info in archive.infolist()
-            }
-    except _DAMAGED as e:
-        reason = " ".join(str(e).split()) or type(e).__name__
-        raise DataError(f"{path}: not a whole .npz file ({reason}); {SAVE_HINT}") from None
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except MemoryError:
-        raise DataError(f"{path}: does not fit into this machine's memory") from None
+        try:
+            with zipfile.ZipFile(path) as archive:
+                _check_members(archive, packed_nbytes, path)
+                return {
+                    info.filename.removesuffix(".npy"): _read_member(archive, info, path)
+                    for info in archive.infolist()
+                }
+        except _DAMAGED as e:
+            reason = " ".join(str(e).split()) or type(e).__name__
+            raise DataError(f"{path}: not a whole .npz file ({reason}); {SAVE_HINT}") from None
 
 
 def _check_members(archive: zipfile.ZipFile, packed_nbytes: int, path: Path) -> None:

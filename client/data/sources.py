@@ -17,6 +17,7 @@ from client.data.idx import IMAGES, load_folder, load_idx
 from client.data.leaf import leaf_files, load_leaf
 from client.data.npz import load_npz, load_npz_inputs
 from client.data.packaged import PACKAGED, load_packaged
+from client.data.reading import readable
 from client.data.text import LEAF_CUT, TextCut, load_text
 from client.errors import DataError, did_you_mean
 from client.model.graph import Model
@@ -76,11 +77,9 @@ def _find(source: str, base: Path | None) -> Path:
     path = Path(os.path.expanduser(source))
     candidates = [path] if base is None or path.is_absolute() else [base / path, path]
     for candidate in candidates:
-        try:
+        with readable(candidate):
             if candidate.exists():
                 return candidate
-        except OSError as e:
-            raise DataError(f"{candidate}: cannot be read: {e.strerror or e}") from None
     if path.name == source and not path.suffix:
         raise DataError(
             f"data.source: found '{source}', allowed: {', '.join(PACKAGED)}, or the path of an "

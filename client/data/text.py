@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from client.data.dataset import Dataset
+from client.data.reading import readable
 from client.errors import DataError
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -43,13 +44,10 @@ def load_text(path: Path, cut: TextCut = LEAF_CUT) -> Dataset:
     each step. Line ends become "\\n", whatever they are.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with readable(path):
+            text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: not text in UTF-8 ({e.reason} at byte {e.start})") from None
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except MemoryError:
-        raise DataError(f"{path}: does not fit into this machine's memory") from None
     tokens = encode(text, str(path))
     if len(tokens) <= cut.steps:
         raise DataError(

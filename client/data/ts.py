@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from client.data.reading import readable
 from client.errors import DataError
 
 REMEDY = "the file is damaged: install its package again"
@@ -48,9 +49,8 @@ def load_ts(
 def read_ts(path: Path) -> tuple[list[NDArray[np.float32]], NDArray[np.int32], tuple[str, ...]]:
     """One file: series (channels, steps) of their own lengths, class numbers, names of classes."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror or e}") from None
+        with readable(path):
+            lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text file; {REMEDY}") from None
     names: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from client.backends.base import Backend, Device, DeviceData, Program
+from client.backends.base import ROOM_FOR_DATA, Backend, Device, DeviceData, Program
 from client.backends.device_info import DeviceInfo
 from client.backends.figures import COPY_SIZES, Peaks, Traffic
 from client.backends.numpy.data import NumpyData
@@ -27,9 +27,6 @@ PEAK_SIZE = 1024
 PEAK_REPEATS = 5
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-
-ROOM_FOR_DATA = 0.25
-"""Of this machine's memory, so much is left for data where a batch is made to fit."""
 
 
 class NumpyDevice(Device):

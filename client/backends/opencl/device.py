@@ -8,7 +8,7 @@ import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
 
-from client.backends.base import Device, DeviceData, Program
+from client.backends.base import ROOM_FOR_DATA, Device, DeviceData, Program
 from client.backends.device_info import DeviceInfo
 from client.backends.figures import Peaks, Traffic
 from client.backends.opencl import peak, tuned
@@ -26,9 +26,6 @@ from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment
 from client.model.losses import Labels
-
-ROOM_FOR_DATA = 0.25
-"""Of the memory that is free, so much is left for data where a batch is made to fit."""
 
 
 class OpenCLDevice(Device):
