@@ -65,13 +65,8 @@ class SegmentPlan:
 
     @property
     def label_elements(self) -> int:
-        """Labels of one example."""
+        """Labels of one example, and predictions: one for each."""
         return prod(self.recipe.loss.labels_shape(self.segment.model.output_shape))
-
-    @property
-    def predictions(self) -> int:
-        """Predictions for one example: as many as it has labels."""
-        return self.label_elements
 
     @property
     def gathers_labels(self) -> bool:

@@ -189,10 +189,10 @@ class OpenCLProgram(Program):
         if count not in self._loss:
             self._loss[count] = self._bind(self._plan.loss, count, "training")
         if total is None:  # with class weights, what the rows weigh is summed on the device
-            total = 0.0 if self._plan.class_weights else count * self._plan.predictions
+            total = 0.0 if self._plan.class_weights else count * self._plan.label_elements
         self._set_loss_scale(count, 1 / total if total else 0.0)
         self._run("loss", self._loss[count])
-        self._count += count * self._plan.predictions
+        self._count += count * self._plan.label_elements
 
     def _set_loss_scale(self, count: int, scale: float) -> None:
         """Set the last argument of the loss itself, which is the last of its launches."""
