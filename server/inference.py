@@ -22,7 +22,7 @@ from client.model import Model, build_model
 from client.model.graph import Float32Array
 from client.model.losses import BCEWithLogits, CrossEntropy, Loss
 from client.worker.devices import Devices
-from server.model_file import flatten_finite, load_loss, load_model_file
+from server.model_file import load_loss, load_model_file
 
 BATCH = 256
 
@@ -40,7 +40,7 @@ def load_trained(path: Path) -> Trained:
     """From a model file of ours, which carries its own description."""
     mapping, arrays = load_model_file(path)
     model = build_model(mapping, f"{path}: model")
-    return Trained(model, flatten_finite(model, arrays, path), load_loss(path))
+    return Trained(model, model.flatten(arrays, str(path)), load_loss(path))
 
 
 @contextmanager

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.errors import DataError, MissingExtraError, StoreError
-from client.model import Model
-from client.model.graph import Float32Array
+from client.errors import MissingExtraError, StoreError
 from client.model.losses import CrossEntropy, Loss, parse_loss
 from server.files import read_bytes, write_durably
 
@@ -61,15 +59,6 @@ def load_loss(path: Path) -> Loss:
 def load_arrays(path: Path) -> Arrays:
     """The named arrays of any safetensors file; StoreError if it cannot be read."""
     return from_safetensors(read_bytes(path), path)[0]
-
-
-def flatten_finite(model: Model, arrays: Arrays, path: Path) -> Float32Array:
-    """The arrays of a file as a model's flat values; an error names what does not fit."""
-    flat = model.flatten(arrays, str(path))
-    for p in model.values:
-        if not np.isfinite(flat[p.slice]).all():
-            raise DataError(f"{path}: {p.name} holds values that are not finite")
-    return flat
 
 
 def to_safetensors(tensors: Arrays, metadata: dict[str, str]) -> bytes:

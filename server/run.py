@@ -29,7 +29,7 @@ from server.engine.nodes import Nodes
 from server.engine.rounds import Arrays, Evaluation, Rounds
 from server.engine.strategies import strategy_of
 from server.folder import RunFolder, versions
-from server.model_file import flatten_finite, load_arrays, save_model
+from server.model_file import load_arrays, save_model
 from server.observer import Observer, Result
 from server.store import RunInfo, Store, now
 
@@ -256,7 +256,7 @@ def seeded_parameters(model: Model, seed: int) -> Arrays:
 
 def given_parameters(path: Path, model: Model) -> Arrays:
     """Named parameters from a safetensors file; an error names what does not fit the model."""
-    flat = flatten_finite(model, load_arrays(path), path)
+    flat = model.flatten(load_arrays(path), str(path))
     return {name: np.asarray(v, np.float32) for name, v in model.views(flat).items()}
 
 

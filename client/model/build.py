@@ -227,8 +227,8 @@ class _Builder:
 def _in_a_row(specs: tuple[ParamSpec, ...], name: str, offset: int) -> tuple[Param, ...]:
     params = []
     for spec in specs:
-        begins = (spec.fan_in, spec.value, spec.normal)
-        param = Param(f"{name}.{spec.suffix}", spec.shape, offset, *begins)
+        rest = (spec.fan_in, spec.value, spec.normal, spec.variance)
+        param = Param(f"{name}.{spec.suffix}", spec.shape, offset, *rest)
         offset += param.size
         params.append(param)
     return tuple(params)

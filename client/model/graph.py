@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client.errors import ModelError
+from client.errors import DataError, ModelError
 from client.model.layers import BatchNorm, Layer, Shape
 
 Float32Array = NDArray[np.float32]
@@ -34,8 +35,8 @@ MAX_VOCABULARY = 2**24
 class Param:
     """A named view into the model's flat values, of a parameter or a buffer.
 
-    ``offset`` and ``size`` in elements; ``value``, ``fan_in`` and ``normal`` say how it begins (see
-    ParamSpec).
+    ``offset`` and ``size`` in elements; ``value``, ``fan_in`` and ``normal`` say how it begins,
+    ``variance`` that it is never negative (see ParamSpec).
     """
 
     name: str
@@ -44,6 +45,7 @@ class Param:
     fan_in: int = 1
     value: float | None = None
     normal: bool = False
+    variance: bool = False
 
     @property
     def size(self) -> int:
@@ -52,6 +54,14 @@ class Param:
     @property
     def slice(self) -> slice:
         return slice(self.offset, self.offset + self.size)
+
+    def flaw(self, found: NDArray[Any]) -> str:
+        """Why these numbers cannot be its own, whatever they were trained on; empty if they can."""
+        if not np.isfinite(found).all():
+            return "holds values that are not finite"
+        if self.variance and (found < 0).any():
+            return f"holds a negative variance ({found.min():g})"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -239,9 +249,11 @@ class Model:
         return {p.name: flat[p.slice].reshape(p.shape) for p in named}
 
     def flatten(self, named: Mapping[str, NDArray[np.generic]], source: str) -> Float32Array:
-        """Flat values from named arrays; ModelError (naming ``source``) where they differ.
+        """Flat values from named arrays; an error names ``source`` and what is wrong.
 
-        PyTorch's counters of batches, which nothing here reads, are left out.
+        ModelError where names or shapes differ from the model's, DataError where numbers cannot
+        be used (see ``Param.flaw``). PyTorch's counters of batches, which nothing here reads, are
+        left out.
         """
         missing = [p.name for p in self.values if p.name not in named]
         counters = {f"{op.name}.num_batches_tracked" for op in self.ops if op.buffers}
@@ -259,7 +271,10 @@ class Model:
                     f"{source}: {p.name}: found shape {value.shape}, "
                     f"model '{self.name}' has {p.shape}"
                 )
-            flat[p.slice] = value.reshape(-1)
+            with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+                flat[p.slice] = value.reshape(-1)
+            if flaw := p.flaw(flat[p.slice]):
+                raise DataError(f"{source}: {p.name} {flaw}")
         return flat
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from client.errors import ConfigError, PocketfedError
 from client.fields import describe
 from client.model import Model
-from client.model.layers import Shape
+from client.model.graph import Param
 from client.model.losses import Loss
 from client.record import NodeRecord, record_from_json
 from client.wire import ARRAYS, METRICS, RECORD
@@ -25,18 +25,18 @@ MAX_EXAMPLES = 2**31
 class Expected:
     """What replies must bring.
 
-    ``sent``: names and shapes of the values that come back, ``frozen``: of those that need not.
+    ``sent``: the values that come back, ``frozen``: names of those that need not.
     """
 
-    sent: Mapping[str, Shape]
-    frozen: Mapping[str, Shape]
+    sent: Mapping[str, Param]
+    frozen: frozenset[str]
     accuracy: bool  # whether predictions are right or wrong
 
     @classmethod
     def of(cls, model: Model, loss: Loss) -> Expected:
         """Of a model that is trained by a loss."""
-        sent = {value.name: value.shape for value in model.sent}
-        frozen = {v.name: v.shape for v in model.values if v.name not in sent}
+        sent = {value.name: value for value in model.sent}
+        frozen = frozenset(v.name for v in model.values if v.name not in sent)
         return cls(sent, frozen, loss.has_accuracy)
 
     def metrics(self, task: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class RejectedError(PocketfedError):
 def check_reply(content: RecordDict, task: str, partition: str, expected: Expected) -> NodeRecord:
     """The node's record of a reply fit to be aggregated; RejectedError says why it is not.
 
-    A reply to "train" brings what is not frozen as finite float32 arrays.
+    A reply to "train" brings what is not frozen as float32 arrays that can be used.
     """
     record = _record(content, partition)
     try:
@@ -85,7 +85,7 @@ def check_foreign_reply(content: RecordDict, task: str, expected: Expected) -> N
     if task == "train":
         arrays = content.get(ARRAYS)
         if isinstance(arrays, ArrayRecord):
-            for name in set(arrays) & set(expected.frozen):
+            for name in set(arrays) & expected.frozen:
                 del arrays[name]
         _check_arrays(content, expected.sent)
 
@@ -154,28 +154,28 @@ def _check_finite(metrics: MetricRecord) -> None:
             raise RejectedError(f"metrics.{key}: found {describe(value)}, needs a finite number")
 
 
-def _check_arrays(content: RecordDict, shapes: Mapping[str, Shape]) -> None:
+def _check_arrays(content: RecordDict, values: Mapping[str, Param]) -> None:
     arrays = content.get(ARRAYS)
     if not isinstance(arrays, ArrayRecord) or len(content.array_records) != 1:
         raise RejectedError(f"needs exactly one ArrayRecord, under '{ARRAYS}'")
-    missing = [name for name in shapes if name not in arrays]
-    extra = [name for name in arrays if name not in shapes]
+    missing = [name for name in values if name not in arrays]
+    extra = [name for name in arrays if name not in values]
     if missing or extra:
         raise RejectedError(
             f"arrays: missing {', '.join(missing) or 'none'}, "
             f"not in the model: {', '.join(extra) or 'none'}"
         )
-    for name, shape in shapes.items():
+    for name, param in values.items():
         try:
             value = arrays[name].numpy()
         except (ValueError, TypeError, OSError, EOFError) as e:
             raise RejectedError(f"arrays.{name}: cannot be read: {e}") from None
-        if value.shape != shape:
-            raise RejectedError(f"arrays.{name}: found shape {value.shape}, needs {shape}")
+        if value.shape != param.shape:
+            raise RejectedError(f"arrays.{name}: found shape {value.shape}, needs {param.shape}")
         if value.dtype != np.float32:
             raise RejectedError(f"arrays.{name}: found dtype {value.dtype}, needs float32")
-        if not np.isfinite(value).all():
-            raise RejectedError(f"arrays.{name}: holds values that are not finite")
+        if flaw := param.flaw(value):
+            raise RejectedError(f"arrays.{name}: {flaw}")
 
 
 def _record(content: RecordDict, partition: str) -> NodeRecord:

@@ -187,9 +187,9 @@ class Rounds:
         for p in self.model.sent:
             with np.errstate(over="ignore"):
                 arrays[p.name] = found[p.name].astype(np.float32)
-            if not np.isfinite(arrays[p.name]).all():
+            if flaw := p.flaw(arrays[p.name]):
                 raise RoundError(
-                    f"round {number}: the aggregate's {p.name} holds values that are not finite: "
+                    f"round {number}: the aggregate's {p.name} {flaw}: "
                     "lower train.lr or the strategy's server learning rate"
                 )
         return arrays, _number(metrics["train-loss"]) if "train-loss" in metrics else None

@@ -107,6 +107,29 @@ def test_running_statistics_are_averaged(work: Path, trained: Rounds, strategy: 
     assert arrays["bn.running_var"].min() > 0
 
 
+def test_a_node_with_a_negative_variance_is_left_out(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be nothing but NaN in whoever evaluates the mean."""
+    real = trainer.train
+    place = next(v for v in build_model(MODEL, "small").buffers if v.variance).slice
+
+    def train(device: Any, program: Any, data: Any, params: Any, task: Any, *rest: Any) -> Outcome:
+        outcome = real(device, program, data, params, task, *rest)
+        if task.partition == "node-1":
+            outcome.params[place] = -0.25
+        return outcome
+
+    monkeypatch.setattr(trainer, "train", train)
+    assert simulate(work, "--out", "run") == 0
+    with Store.read(work / "run" / "run.db") as store:
+        bad = [(r.round, r.partition, r.error) for r in store.node_rounds() if r.status != "ok"]
+    reason = "arrays.bn.running_var: holds a negative variance (-0.25)"
+    assert bad == [(number, "node-1", reason) for number in (1, 2, 3)]
+    _, arrays = load_model_file(work / "run" / "model.safetensors")
+    assert arrays["bn.running_var"].min() > 0
+
+
 def test_local_batch_norm_stays_on_its_node(work: Path, trained: Rounds) -> None:
     """Scale, shift and statistics go on where the node left them; the rest is everybody's."""
     federation = {"batch_norm": "local", "nodes_per_round": 2, "rounds": 5}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.errors import ConfigError, ModelError
+from client.errors import ConfigError, DataError, ModelError
 from client.model import InputSpec, Model, Segment, build_model, initialise, load_model
 from client.model.layers import (
     AvgPool1d,
@@ -327,7 +327,7 @@ def test_segments_own_their_parameters_and_buffers() -> None:
 
 def test_values_written_by_pytorch_may_count_batches() -> None:
     model = build(ended(*NORMS))
-    flat = np.random.default_rng(0).normal(size=model.num_values).astype(np.float32)
+    flat = np.random.default_rng(0).random(model.num_values, np.float32)
     named = {**model.views(flat), "bn.num_batches_tracked": np.array(3)}
     np.testing.assert_array_equal(model.flatten(named, "test"), flat)
     with pytest.raises(ModelError, match=r"not in the model \['conv.num_batches_tracked'\]"):
@@ -353,6 +353,21 @@ def test_foreign_parameters_are_refused() -> None:
         model.flatten({"1.weight": good["1.weight"], "bias": good["1.bias"]}, "m.safetensors")
     with pytest.raises(ModelError, match=r"1\.bias: found shape \(4,\).* has \(3,\)"):
         model.flatten({**good, "1.bias": np.zeros(4, np.float32)}, "m.safetensors")
+
+
+def test_numbers_that_cannot_be_used_are_refused() -> None:
+    model = build(ended(*NORMS))
+    good = dict(model.views(np.full(model.num_values, -2.0, np.float32)))
+    for name in ("bn.running_var", "3.running_var"):
+        with pytest.raises(DataError, match=rf"^m: {name} holds a negative variance \(-2\)$"):
+            model.flatten(good, "m")
+        good[name] = np.zeros_like(good[name])
+    assert model.flatten(good, "m").min() == -2
+    for bad in (np.float32("nan"), np.float32("inf"), np.float64(-1e300)):
+        value = good["bn.running_mean"].astype(bad.dtype)
+        value[-1] = bad
+        with pytest.raises(DataError, match=r"^m: bn\.running_mean holds values that are"):
+            model.flatten({**good, "bn.running_mean": value}, "m")
 
 
 def test_digest_tells_models_apart() -> None:

@@ -15,7 +15,8 @@ class ParamSpec(NamedTuple):
     """One tensor of a layer, a parameter or a buffer: suffix of its name, shape, how it begins.
 
     It begins as ``value`` everywhere, or drawn where there is no value: uniformly for its
-    ``fan_in``, or, with ``normal``, from the standard normal distribution.
+    ``fan_in``, or, with ``normal``, from the standard normal distribution. A ``variance`` is never
+    negative.
     """
 
     suffix: str
@@ -23,6 +24,7 @@ class ParamSpec(NamedTuple):
     fan_in: int = 1
     value: float | None = None
     normal: bool = False
+    variance: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class BatchNorm(Layer):
 
     def buffers(self, x: Shape) -> tuple[ParamSpec, ...]:
         mean = ParamSpec("running_mean", x[:1], value=0.0)
-        return mean, ParamSpec("running_var", x[:1], value=1.0)
+        return mean, ParamSpec("running_var", x[:1], value=1.0, variance=True)
 
     def flops(self, x: Shape) -> int:
         return 2 * prod(x)
