@@ -777,13 +777,23 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A shipped network trained for some epochs; only losses and final logits are frozen."""
+    """A shipped network trained for some epochs: losses, logits and some values after it.
+
+    ``calmed``: for a network of many batch norms. From the usual initial weights, the gradients of
+    its first layers are a hundred times those of its last ones (Yang et al., arXiv 1902.08129),
+    and every step multiplies a difference by ten or more: PyTorch's own float32 tells nothing of
+    its float64 after three steps, nor does its float64 of itself where the weights begin 1e-12
+    apart, after seven. Batch norm takes any scale away from what lies before it, while the
+    gradient falls as the scale grows: so the first layers begin 512 times larger, the last ones 32
+    times. It is the same function of the input, and for fifty steps it can be followed.
+    """
 
     name: str
     batch: int = 24
     examples: int = 64
     epochs: int = 8
     hyper: Hyper = HYPERS["momentum"]
+    calmed: bool = False
 
     @property
     def model(self) -> Model:
@@ -794,7 +804,19 @@ class Trajectory:
         return FROZEN / f"trajectory_{self.name}.npz"
 
     def params(self) -> NDArray[np.float32]:
-        return initialise(self.model, seed=7)
+        params = initialise(self.model, seed=7)
+        if self.calmed:
+            # not the last batch norm and the linear layer: they set the size of the logits
+            *inner, _, _ = [op for op in self.model.ops if op.params]
+            for i, op in enumerate(inner):
+                for p in op.params:
+                    params[p.slice] *= np.float32(2 ** (9 - 5 * i // len(inner)))
+        return params
+
+    def sampled(self, values: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Of each tensor at most some 64 elements, evenly spaced: all would be large files."""
+        views = self.model.views(values)
+        return {name: v.ravel()[:: max(1, v.size // 64)] for name, v in views.items()}
 
     def data(self) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
         """(x, y, orders): noisy images, each class around a picture of its own."""
@@ -812,4 +834,5 @@ TRAJECTORIES = (
     Trajectory("lenet5"),
     Trajectory("mlp"),
     Trajectory("resnet8", epochs=17, hyper=Hyper(lr=0.02, momentum=0.9)),  # 51 steps
+    Trajectory("mobilenet_v1_025", epochs=17, hyper=Hyper(lr=0.02, momentum=0.9), calmed=True),
 )

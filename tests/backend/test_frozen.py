@@ -124,12 +124,12 @@ def test_ten_steps(subjects: Subjects, case: Case, hyper: str) -> None:
 @pytest.mark.parametrize(
     "trajectory",
     [
-        pytest.param(t, id=t.name, marks=[pytest.mark.slow] if "resnet" in t.name else [])
+        pytest.param(t, id=t.name, marks=[pytest.mark.slow] if t.epochs > 8 else [])
         for t in TRAJECTORIES
     ],
 )
 def test_trajectory(any_device: Device, trajectory: Trajectory) -> None:
-    """A shipped network over more than twenty steps, and its logits after them."""
+    """A shipped network over more than twenty steps; its logits and values after them."""
     frozen, params = read(trajectory), trajectory.params()
     assert digest(params) == frozen["digest"], "the seed gives other parameters than it did"
     n = len(frozen["y"])
@@ -139,6 +139,7 @@ def test_trajectory(any_device: Device, trajectory: Trajectory) -> None:
         subject.begin(order, trajectory.batch)
         losses += subject.epoch(trajectory.hyper)
     assert len(losses) > 20
+    values = trajectory.sampled(subject.program.download())
     subject.begin(np.arange(n, dtype=np.int32))
     subject.program.gather(0, n)
     subject.program.forward(n, training=False)
@@ -147,5 +148,10 @@ def test_trajectory(any_device: Device, trajectory: Trajectory) -> None:
     found = np.array(losses, logits.dtype)
     assert_close("losses", found, frozen["losses64"], frozen["losses32"], largest)
     assert_close("logits", logits, frozen["logits64"], frozen["logits32"])
-    assert losses[-1] < losses[0] / 2
+    stop = 0
+    for name, value in values.items():
+        at = slice(stop, stop := stop + len(value))
+        assert_close(name, value, frozen["values64"][at], frozen["values32"][at])
+    assert stop == len(frozen["values64"])
+    assert np.mean(losses[-3:]) < 0.75 * losses[0]
     subject.release()

@@ -166,13 +166,15 @@ def freeze_case(case: Case) -> dict[str, Any]:
 
 
 def freeze_trajectory(t: Trajectory) -> dict[str, Any]:
-    """Losses of all steps, and the logits of all examples afterwards."""
+    """Losses of all steps; afterwards the logits of all examples, and a sample of the values."""
     x, y, orders = t.data()
     params = t.params()
     result: dict[str, Any] = {"x": x, "y": y, "orders": orders, "digest": digest(params)}
     for suffix, dtype in PRECISIONS.items():
         peer = Peer(t.model, params, x, y, dtype)
         losses = peer.train(batches(orders, t.batch), t.hyper)
+        sample = t.sampled(peer.flat("data"))
+        result[f"values{suffix}"] = np.concatenate(list(sample.values()))
         peer.net.eval()
         peer.loss(np.arange(len(x), dtype=np.int32))
         logits = peer.logits.detach().numpy()
