@@ -8,13 +8,14 @@ other user of the machine can take a task away.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
@@ -22,6 +23,9 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.runtime import RuntimeHttpClient
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+BUSY = (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
+"""Answers after which a heartbeat is tried again."""
 
 
 class TaskSource:
@@ -61,10 +65,41 @@ class TaskSource:
         self._client.close()
 
 
+def is_unauthorized(error: Exception) -> bool:
+    """Is this the answer to a task that has been taken away?"""
+    return (
+        isinstance(error, httpx.HTTPStatusError)
+        and error.response.status_code == httpx.codes.UNAUTHORIZED
+    )
+
+
+def _interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
 @contextlib.contextmanager
-def heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
-    """Inside, Flower is told that the task is alive. SIGINT comes if the task was taken away."""
-    sender = HeartbeatSender(make_task_heartbeat_fn_http(client))
+def heartbeat(client: RuntimeHttpClient, lost: Callable[[], None] = _interrupt) -> Iterator[None]:
+    """Inside, Flower is told that the task is alive.
+
+    ``lost`` is called, in a thread, if the task was taken away; by default that is as Ctrl-C.
+    """
+
+    def beat() -> bool:
+        try:
+            alive = client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success
+        except httpx.TransportError:
+            return False
+        except httpx.HTTPStatusError as e:
+            if e.response.status_code in BUSY:
+                return False
+            if not is_unauthorized(e):
+                raise
+            alive = False
+        if not alive:
+            lost()
+        return True
+
+    sender = HeartbeatSender(beat)
     sender.start()
     try:
         yield

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import HttpGrid
 
 from client.config import Experiment
 from client.data.shares import Shares
 from client.fields import parse
+from server.engine.pulling import PromptGrid
 from server.engine.roster import gather
 from server.engine.strategies import strategy_of
-from server.observer import Observer
+from server.live import PlainLines
 from server.run import new_run
 
 WAIT_S = 600.0
@@ -39,6 +41,8 @@ def main(grid: Grid, context: Context) -> None:
     wanted = len(shares.names)
     strategy_of(experiment, wanted)  # complains before a folder is made
     with new_run(experiment, base, out) as run:
-        observer = Observer()
+        observer = PlainLines()  # what is printed here is what `flwr log` shows
+        if isinstance(grid, HttpGrid):
+            grid = PromptGrid(grid)
         nodes = gather(grid, experiment.federation, wanted, WAIT_S, run.store, observer)
         run.carry_out(nodes, run.read_data(shares), observer)

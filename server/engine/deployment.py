@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import httpx
 from flwr.app import Message
-from flwr.common.constant import SubStatus
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
@@ -32,7 +33,8 @@ from flwr.superlink.grid import HttpGrid
 
 from client.children import Child, new_secret
 from client.errors import ConfigError, RoundError
-from client.runtime import TaskSource, heartbeat
+from client.runtime import TaskSource, heartbeat, is_unauthorized
+from server.engine.pulling import PromptGrid
 
 HOST = "127.0.0.1"
 """Flower authenticates nobody who submits a run: only this machine may reach the port."""
@@ -45,14 +47,27 @@ POLL_S = 0.3
 LOST_LIMIT_S = 20.0
 """How long a SuperLink that does not answer is asked again."""
 
+TASK_LOST = (
+    "the SuperLink has ended the run: it heard nothing from this process for "
+    f"{HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL} s, as where the machine slept or had no "
+    "processor time to give; go on by --resume"
+)
+
 
 class _Grid(HttpGrid):
-    """Flower's Grid over HTTP, which asks in measure and gives up a SuperLink that is gone."""
+    """Flower's Grid over HTTP, which asks in measure and gives up a SuperLink that is gone, or that
+    has given up this run."""
 
     def __init__(self, link: Child, port: int, token: str) -> None:
         super().__init__(f"{HOST}:{port}", insecure=True, token=token)
         self._link = link
+        self._prompt = PromptGrid(self)
+        self._task_lost = threading.Event()
         self._retry_invoker.max_time = LOST_LIMIT_S
+        others = self._retry_invoker.should_giveup
+        assert others is not None
+        # where the task was taken away Flower would send SIGINT to this process
+        self._retry_invoker.should_giveup = lambda e: is_unauthorized(e) or others(e)
 
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the nodes that are connected."""
@@ -70,10 +85,14 @@ class _Grid(HttpGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are there; a short pause if there is none."""
         with self._lost_told():
-            replies = list(super().pull_messages(message_ids))
+            replies = self._prompt.pull_messages(message_ids)
         if not replies:
             time.sleep(POLL_S)
         return replies
+
+    def task_lost(self) -> None:
+        """The SuperLink has taken the run's task away: the next call fails with that."""
+        self._task_lost.set()
 
     def finish(self, error: BaseException | None) -> None:
         """Tell the SuperLink how the run ended, if it is still there to be told."""
@@ -88,8 +107,14 @@ class _Grid(HttpGrid):
 
     @contextlib.contextmanager
     def _lost_told(self) -> Iterator[None]:
+        if self._task_lost.is_set():
+            raise RoundError(TASK_LOST)
         try:
             yield
+        except httpx.HTTPStatusError as e:
+            if not is_unauthorized(e):
+                raise
+            raise RoundError(TASK_LOST) from None
         except httpx.TransportError as e:
             ended = self._link.exit_code is not None
             what = f"has ended: {self._link.how_it_ended()}" if ended else f"does not answer: {e}"
@@ -116,7 +141,7 @@ def deployment(bundle: Fab, port: int, home: Path) -> Iterator[Grid]:
         grid = _Grid(link, port, token)
         error: BaseException | None = None
         try:
-            with heartbeat(grid._runtime_client):
+            with heartbeat(grid._runtime_client, grid.task_lost):
                 task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
                 if task.run.fab_hash != bundle.hash_str:
                     raise RoundError("somebody else submitted a run to this SuperLink: start again")

@@ -7,6 +7,7 @@ never answers holds nobody up.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from server.observer import Observer
 from server.store import Store
 
 POLL_S = 0.2
+
+log = logging.getLogger(__name__)
 
 FOREIGN = "No query function registered"
 """What a Flower ClientApp that does not know our question answers."""
@@ -83,6 +86,7 @@ class Roster:
         while len(names := self.refresh()) < wanted and time.monotonic() < end_s:
             if len(names) != told:
                 told = len(names)
+                log.info("%d of %d nodes connected", told, wanted)
                 tell(told, wanted)
             time.sleep(POLL_S)
         if len(names) < least:
@@ -91,6 +95,7 @@ class Roster:
                 "start nodes by pocketfed join, or allow more time by --wait"
             )
         if told != -1:
+            log.info("%d of %d nodes connected", len(names), wanted)
             tell(len(names), wanted)
         return names
 

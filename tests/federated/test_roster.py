@@ -141,13 +141,15 @@ def test_a_node_of_another_version_is_refused_with_both(town: Town) -> None:
     assert town.refusals(old) == [text]
 
 
-def test_waiting_is_told_and_bounded(town: Town) -> None:
+def test_waiting_is_told_and_bounded(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     told: list[tuple[int, int]] = []
     town.away = set(town.get_node_ids()[2:])
     roster = Roster(town)
     with pytest.raises(RoundError, match=r"2 of 3 nodes connected within 9 s: start nodes by"):
         roster.wait(3, 3, 9.0, lambda connected, wanted: told.append((connected, wanted)))
     assert told == [(1, 3), (2, 3)]
+    assert caplog.messages == ["1 of 3 nodes connected", "2 of 3 nodes connected"]
     assert len(roster.wait(4, 2, 9.0, lambda connected, wanted: None)) == 2
 
 
