@@ -90,9 +90,12 @@ class ScheduleConfig:
             "step": self.step_rounds is not None or self.factor != 0.1,
             "cosine": self.min_lr != 0,
         }
-        for kind, keys in (("step", "step_rounds, factor"), ("cosine", "min_lr")):
+        for kind, keys in (
+            ("step", "step_rounds, factor belong to"),
+            ("cosine", "min_lr belongs to"),
+        ):
             if given[kind] and self.kind != kind:
-                raise ConfigError(f"kind: found '{self.kind}', but {keys} belong to '{kind}'")
+                raise ConfigError(f"kind: found '{self.kind}', but {keys} '{kind}'")
 
     def lr(self, base: float, number: int, rounds: int) -> float:
         """The learning rate of round ``number`` (from 1) of ``rounds``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -10,8 +11,9 @@ from client.cache import write_atomically
 from client.errors import StoreError
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file atomically and make its name durable too; StoreError if that fails."""
+def write_durably(path: Path, content: bytes, resumable: bool = False) -> None:
+    """Write a file atomically and make its name durable too; StoreError if that fails, which says
+    what to do where its run is ``resumable`` and the disk is full."""
     try:
         write_atomically(path, content)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -20,7 +22,9 @@ def write_durably(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {reason(e)}") from None
+        full = resumable and e.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = ": free some space, then go on by --resume" if full else ""
+        raise StoreError(f"{path}: cannot be written: {reason(e)}{remedy}") from None
 
 
 def read_bytes(path: Path) -> bytes:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -109,6 +110,17 @@ class RunFolder:
         text = yaml.safe_dump(experiment.to_dict(), sort_keys=False, allow_unicode=True)
         write_durably(self.experiment, text.encode())
         write_durably(self.versions, (json.dumps(versions, indent=2) + "\n").encode())
+
+    def was_edited(self, recorded: dict[str, Any]) -> bool:
+        """Does experiment.yaml say something else than the recorded experiment?"""
+        try:
+            found = yaml.safe_load(self.experiment.read_bytes())
+        except FileNotFoundError:  # it is only for reading
+            return False
+        except (OSError, ValueError, yaml.YAMLError):
+            return True
+        # the record is JSON, which knows fewer types
+        return bool(json.loads(json.dumps(found, default=str)) != recorded)
 
     @contextmanager
     def logging(self) -> Iterator[None]:

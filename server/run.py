@@ -208,6 +208,12 @@ def resumed_run(path: Path) -> Iterator[Run]:
         model = experiment.build(f"{folder.db}: model")
         state, complaints = Checkpoints(folder.checkpoints).load_last(rounds)
         notes = [("checkpoint", f"{text}: the one before is used") for text in complaints]
+        if folder.was_edited(info.experiment):
+            text = (
+                f"{folder.experiment} was changed since the run began, which changes nothing: the "
+                "run goes on with the experiment in run.db; start a new run for another one"
+            )
+            notes.append(("experiment", text))
         found = versions()
         notes += changed_versions(info.versions, found)
         with Store.append(folder.db, found, state.round if state else 0) as store:

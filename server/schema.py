@@ -106,7 +106,7 @@ def complaints(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: is damaged or no run: holds text that is none") from None
     except sqlite3.DatabaseError as e:
         text = " ".join(str(e).split())
-        remedy = ": free some space, then resume the run" if "full" in text else ""
+        remedy = ": free some space, then go on by --resume" if "full" in text else ""
         damaged = type(e) is sqlite3.DatabaseError
         what = "is damaged or no run" if damaged else "cannot be read or written"
         raise StoreError(f"{path}: {what}: {text}{remedy}") from None

@@ -105,9 +105,11 @@ def fit_to(dataset: Dataset, model: Model, loss: Loss) -> Dataset:
     x = fit_inputs(dataset.x, dataset.source, model)
     y, output = dataset.y, model.output_shape
     if loss.label_dtype is np.float32:
-        y = y.astype(np.float32, copy=False)
-        if y.ndim == 1 and loss.labels_shape(output) == (1,):
+        needed = loss.labels_shape(output)
+        if y.ndim == 1 and needed == (1,):
             y = y[:, None]
+        if y.shape[1:] == needed:  # else it is refused below, as it is in the file
+            y = y.astype(np.float32, copy=False)
     if isinstance(loss, CrossEntropy) and y.dtype == np.int32:
         over = np.flatnonzero(y >= output[0])
         if len(over):

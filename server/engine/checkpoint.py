@@ -160,7 +160,7 @@ class Checkpoints:
         }
         data = to_safetensors(encoder.tensors, {"pocketfed-checkpoint": json.dumps(content)})
         name = f"round-{state.round:05d}.safetensors"
-        write_durably(self.folder / name, data)
+        write_durably(self.folder / name, data, resumable=True)
         return Saved(name, sha256(data))
 
     def load(self, name: str, checksum: str) -> State:

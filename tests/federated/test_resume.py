@@ -125,6 +125,21 @@ def test_interrupted_more_than_once(work: Path, monkeypatch: pytest.MonkeyPatch)
         assert [r.round for r in store.rounds()] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("edit", ["", "more: [", "more: 2000-01-01"])
+def test_an_experiment_edited_in_the_folder_changes_nothing_and_that_is_said(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: Text, edit: str
+) -> None:
+    interrupt(monkeypatch, 3, write_experiment(work), "--out", "cut")
+    file = work / "cut" / "experiment.yaml"
+    file.write_text(
+        file.read_text() + edit if edit else file.read_text().replace("seed: 3", "seed: 4")
+    )
+    simulate("--resume", "cut")
+    said = "experiment: cut/experiment.yaml was changed since the run began, which changes nothing"
+    assert said in capsys.readouterr().out
+    assert [e.kind for e in read("cut")[1]] == ["interrupted", "experiment"]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: str(s["name"]))
 def test_repeated(work: Path, strategy: dict[str, Any]) -> None:
     path = write_experiment(work, federation={"strategy": strategy})

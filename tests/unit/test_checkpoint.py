@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from client.errors import MissingExtraError, StoreError
+from server import files
 from server.engine.checkpoint import (
     Checkpoints,
     State,
@@ -218,6 +221,17 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last(tmp_path: Path) -> 
     assert "\n" not in str(e.value)
     assert [p.name for p in tmp_path.iterdir()] == [saved.name]
     assert checkpoints.load(saved.name, saved.sha256).round == 1
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_atomically", full)
+    with pytest.raises(StoreError, match=r"no space .*: free some space, then go on by --resume$"):
+        Checkpoints(tmp_path).save(state(1))
+    with pytest.raises(StoreError, match=r"no space left on device$"):
+        save_model(tmp_path / "m.safetensors", MODEL, ARRAYS, {})
 
 
 def test_a_model_file_comes_back(tmp_path: Path) -> None:

@@ -189,7 +189,10 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
         ({"train": {"lr": 1, "optimizer": "adam", "eps": 0}}, [": train.eps: found 0", "positive"]),
         ({"train__schedule": {"kind": "cos"}}, [": train.schedule.kind: found 'cos'", "'cosine'"]),
         ({"train__schedule": {"kind": "step"}}, [": train.schedule.step_rounds: is missing"]),
-        ({"train__schedule": {"min_lr": 0.1}}, [": train.schedule.kind: found 'constant'"]),
+        (
+            {"train__schedule": {"min_lr": 0.1}},
+            [": train.schedule.kind: found 'constant', but min_lr belongs to 'cosine'"],
+        ),
         (
             {"train__schedule": {"kind": "cosine", "warmup_rounds": 99}},
             [": train.schedule.warmup_rounds: found 99", "federation.rounds"],

@@ -2,6 +2,7 @@
 
 import builtins
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from client.data import Dataset, fit_to, load
 from client.errors import DataError, MissingExtraError
 from client.fields import find_config, parse, read_yaml
 from client.model import Model, build_model, load_model
-from client.model.losses import CrossEntropy
+from client.model.losses import MSE, CrossEntropy
 
 
 def save(path: Path, n: int = 4) -> Path:
@@ -23,7 +24,7 @@ def lenet5() -> Model:
     return load_model(find_config("lenet5", "models", Path(), "test"))
 
 
-def dataset(x: np.ndarray, y: list[int]) -> Dataset:
+def dataset(x: np.ndarray, y: list[Any]) -> Dataset:
     return Dataset(x, np.array(y, np.int32), "some.npz", {})
 
 
@@ -140,6 +141,14 @@ def test_more_classes_than_the_model_has_do_not_fit() -> None:
     fit_to(dataset(x, [0, 5, 9]), lenet5(), CrossEntropy())
     with pytest.raises(DataError, match=r"y: class 10 at index 1, .* 10 classes \(0 to 9\)"):
         fit_to(dataset(x, [0, 10, 12]), lenet5(), CrossEntropy())
+
+
+def test_labels_that_do_not_fit_are_named_as_they_are_in_the_file() -> None:
+    x = np.zeros((2, 1, 28, 28), np.uint8)
+    with pytest.raises(DataError, match=r"y: found int32 of shape \(n,\); .* needs float32 of"):
+        fit_to(dataset(x, [0, 1]), lenet5(), MSE())
+    y = fit_to(dataset(x, np.eye(10, dtype=np.int32)[:2].tolist()), lenet5(), MSE()).y
+    assert y.dtype == np.float32
 
 
 def reader() -> Model:

@@ -231,7 +231,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
                 store.add_node_round(node_round(written + 1, "a"))
                 written += 1
 
-        with pytest.raises(StoreError, match="full: free some space") as e:
+        with pytest.raises(StoreError, match="full: free some space, then go on by --resume") as e:
             fill()
         assert "\n" not in str(e.value)
     with Store.read(path) as store:
