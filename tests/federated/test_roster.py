@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from test_simulate import base, experiment
 from tiny import Clock, tiny_run
 
 from client import __version__, wire
 from client.app import app as client_app
 from client.errors import RoundError
+from server.app import main as server_main
 from server.engine import roster as roster_module
 from server.engine.inline import InlineGrid
 from server.engine.roster import Roster, gather
@@ -151,6 +152,19 @@ def test_waiting_is_told_and_bounded(town: Town, caplog: pytest.LogCaptureFixtur
     assert told == [(1, 3), (2, 3)]
     assert caplog.messages == ["1 of 3 nodes connected", "2 of 3 nodes connected"]
     assert len(roster.wait(4, 2, 9.0, lambda connected, wanted: None)) == 2
+
+
+def test_flwr_run_prints_who_is_there_and_each_round(
+    town: Town, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which is what `flwr log` shows; and the same stands in the run's log."""
+    value = json.dumps(experiment().to_dict())
+    config = {"experiment": value, "base": str(base), "out": str(tmp_path / "run")}
+    server_main(town, Context(1, 0, {}, RecordDict(), config))
+    printed = capsys.readouterr().out
+    for text in ("1 of 4 nodes connected", "4 of 4 nodes connected", "round 1/"):
+        assert text in printed
+    assert "4 of 4 nodes connected" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_why_there_are_too_few_nodes_is_told(town: Town) -> None:
