@@ -270,13 +270,19 @@ __kernel void conv_wgrad(IN(x), IN(dy), OUT(partial), const int width, const int
       const int x_row = i * SH - PT + u * DH;
       if (x_row < 0 || x_row >= H)
         continue;
+#if OW <= 2 * VW
+#pragma unroll
+#endif
       for (int j = 0; j < OW; j += VW) {
         __global const float *dy_row = dy + (image * O * OH + i) * OW + j;
-        const intv inside = (intv)(LANES < (intv)(out_width - j));
         floatv dyv[TO];
 #pragma unroll
-        for (int o = 0; o < TO; o++)
-          dyv[o] = select((floatv)0, LOADV(dy_row + dy_plane[o]), inside);
+        for (int o = 0; o < TO; o++) {
+          dyv[o] = LOADV(dy_row + dy_plane[o]);
+#if OW % VW
+          dyv[o] = select((floatv)0, dyv[o], (intv)(LANES < (intv)(out_width - j)));
+#endif
+        }
 #pragma unroll
         for (int c = 0; c < TC; c++) {
           __global const float *row = x + (image * C * H + x_row) * W + x_plane[c];

@@ -32,6 +32,9 @@
 #ifndef ACCUMULATE
 #define ACCUMULATE 0 // 1: add to C what it holds
 #endif
+#ifndef K_BLOCK
+#define K_BLOCK 0 // > 0: a work-item goes down all rows of C, by so many terms at a time (ROWS_FIRST)
+#endif
 #ifndef ROW_SUM
 #define ROW_SUM 0 // 1: row_sum[m] = sum over k of A (A_TRANS)
 #endif
@@ -118,16 +121,26 @@ __kernel void gemm(IN(a), IN(b),
     }
   }
 #else
-  const int row0 = get_global_id(!ROWS_FIRST) * TM;
   const int col0 = get_global_id(ROWS_FIRST) * (TN * VW);
-  if (row0 >= m || col0 >= n)
-    return;
-  int a_at[TM], col[TN];
 #if A_TRANS
   const int a_step = m;
 #else
   const int a_step = 1;
 #endif
+#if K_BLOCK
+  if (get_global_id(0) > 0 || col0 >= n)
+    return;
+  // Rows of a wide B lie pages apart: the block's pages are found once for all rows of C, whose sums
+  // wait in C itself from one block to the next.
+  for (int k0 = 0; k0 < k; k0 += K_BLOCK)
+    for (int row0 = 0; row0 < m; row0 += TM) {
+      const int k_end = min(k0 + K_BLOCK, k);
+#else
+  const int row0 = get_global_id(!ROWS_FIRST) * TM, k0 = 0, k_end = k;
+  if (row0 >= m || col0 >= n)
+    return;
+#endif
+  int a_at[TM], col[TN];
 #pragma unroll
   for (int i = 0; i < TM; i++)
     a_at[i] = min(row0 + i, m - 1) * (A_TRANS ? 1 : k);
@@ -139,8 +152,8 @@ __kernel void gemm(IN(a), IN(b),
   for (int i = 0; i < TM; i++)
 #pragma unroll
     for (int j = 0; j < TN; j++)
-      acc[i][j] = (floatv)0;
-  for (int p = 0; p < k; p++) {
+      acc[i][j] = k0 > 0 ? LOADV(c + min(row0 + i, m - 1) * n + col[j]) : (floatv)0;
+  for (int p = k0; p < k_end; p++) {
     floatv bv[TN];
 #pragma unroll
     for (int j = 0; j < TN; j++)
@@ -165,7 +178,8 @@ __kernel void gemm(IN(a), IN(b),
       const int left = n - (col0 + j * VW), at = (row0 + i) * n + col[j];
       floatv value = acc[i][j];
 #if GATE
-      value = relu_gate(LOADV(gate + at), value);
+      if (k_end == k)
+        value = relu_gate(LOADV(gate + at), value);
 #endif
 #if ACCUMULATE
       value += LOADV(c + at);
@@ -174,6 +188,9 @@ __kernel void gemm(IN(a), IN(b),
         store_first(value, c + at, left);
     }
   }
+#if K_BLOCK
+    }
+#endif
 #if ROW_SUM
   if (col0 == 0) {
     OPEN_OUT(row_sum);

@@ -141,6 +141,7 @@ CASES = (
     Case("linear_33_31_2", flat(33), (linear(31, bias=False), "relu", linear(2)), 31),
     Case("linear_63_64_65", flat(63), (linear(64), "relu", linear(65)), 65),
     Case("linear_65_63_32", flat(65), (linear(63), "relu", linear(32)), 63),
+    Case("linear_wide", flat(5), (linear(65), "relu", linear(132), "relu", linear(5)), 33),
     Case("linear_64_5", flat(64), (linear(5),), 64),
     Case("conv_1x1", image(33, 5, 5), (conv(31, 1), "relu", *END), 5),
     Case("conv_3x3", image(1, 8, 7), (conv(2, 3, padding=1), "relu", conv(5, 3), *END), 32),
@@ -243,6 +244,63 @@ CASES = (
         "conv_four_pads",
         image(2, 5, 6),
         (conv(3, 3, padding=[2, 0, 1, 3]), "relu", conv(5, [1, 4], padding=[0, 1, 0, 2]), *END),
+        5,
+    ),
+    Case(
+        "conv_flat",
+        image(3, 8, 8),
+        (
+            conv(7, 3, padding=1),
+            "relu",
+            {"type": "residual", "body": [conv(7, 3, padding=2, dilation=2, bias=False), "relu"]},
+            conv(6, 5, padding=2, groups=1),
+            "relu",
+            conv(10, 3, padding=1, groups=2),
+            "relu",
+            maxpool(2, stride=1),  # 7x7
+            conv(13, [3, 1], padding=[1, 0]),
+            "relu",
+            conv(5, 3, padding=1),
+            *END,
+        ),
+        5,
+        hypers=("momentum", "clip"),
+    ),
+    Case(
+        "conv_halved",
+        image(2, 16, 16),
+        (
+            conv(5, 3, padding=1),
+            "relu",
+            {
+                "type": "residual",
+                "body": [conv(9, 3, stride=2, padding=1), "relu", conv(9, 3, padding=1)],
+                "shortcut": [conv(9, 1, stride=2, bias=False)],
+            },
+            "relu",
+            conv(6, 2, stride=2, groups=3),  # 4x4
+            "relu",
+            depthwise(6, 5, stride=2, padding=2),
+            "relu",
+            conv(7, 3, stride=2, padding=1),  # 1x1
+            *END,
+        ),
+        5,
+        hypers=("momentum", "clip"),
+    ),
+    Case(
+        "conv_halved_odd",
+        image(3, 15, 13),
+        (
+            conv(4, 1),
+            "relu",
+            conv(6, 3, stride=2, padding=1),  # 8x7
+            "relu",
+            conv(7, [4, 3], stride=2, padding=[1, 1, 1, 1]),  # 4x4
+            "relu",
+            conv(6, [1, 3], stride=2, padding=[0, 0, 0, 1]),  # 2x1 of even width
+            *END,
+        ),
         5,
     ),
     Case(

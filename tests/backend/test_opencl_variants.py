@@ -27,6 +27,7 @@ TARGETS = {
 SHAPES = (
     "linear_31_32_33",
     "linear_65_63_32",
+    "linear_wide",
     "conv_stride_dilation",
     "conv_same_even",
     "conv_groups",
@@ -34,6 +35,9 @@ SHAPES = (
     "conv_1x1_small",
     "conv_1x1_rest",
     "conv_four_pads",
+    "conv_flat",
+    "conv_halved",
+    "conv_halved_odd",
     "depthwise_small",
     "depthwise_rest",
     "conv1d_plain",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client.backends.opencl.launch import Define, Memory, Symbol
-from client.backends.opencl.lower import conv1d, depthwise, partial
+from client.backends.opencl.lower import conv1d, depthwise, flat, partial
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import InputGrad, Lowering
 from client.backends.opencl.lower.partial import choice
@@ -26,6 +26,10 @@ def forward(node: Node, low: Lowering) -> None:
         return
     if images is not None and images.width < low.target.vector:
         depthwise.forward(node, low, images)
+        return
+    flattened = flat.chosen(node, low)
+    if flattened is not None:
+        flat.forward(node, low, flattened)
         return
     weight, *bias = node.op.params
     shape = _shape(node, low)
@@ -64,26 +68,42 @@ def forward(node: Node, low: Lowering) -> None:
 
 def backward(node: Node, low: Lowering) -> None:
     """dw and db, then dx."""
-    rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
     if node.op.trained:
-        if rows is not None:
-            conv1d.weight_grad(node, low, rows)
-        elif images is not None:
-            depthwise.weight_grad(node, low, images)
-        else:
-            _weight_grad(node, low)
+        _weight_grad(node, low)
     dx = low.input_grad(node)
-    if dx is None:
-        return
-    if rows is not None and rows.stride == 1:
-        conv1d.input_grad(node, low, rows, dx)
-    elif rows is None and images is not None and images.width < low.target.vector:
-        depthwise.input_grad(node, low, images, dx)
-    else:
+    if dx is not None:
         _input_grad(node, low, dx)
 
 
 def _weight_grad(node: Node, low: Lowering) -> None:
+    rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
+    flattened = flat.chosen(node, low)
+    if rows is not None:
+        conv1d.weight_grad(node, low, rows)
+    elif images is not None:
+        depthwise.weight_grad(node, low, images)
+    elif flattened is not None and flattened.vectors(low.target.vector) <= flat.MOST_VECTORS:
+        flat.weight_grad(node, low, flattened)
+    else:
+        _direct_weight_grad(node, low)
+
+
+def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
+    rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
+    flattened = flat.of_node(node, low)
+    if rows is not None and rows.stride == 1:
+        conv1d.input_grad(node, low, rows, dx)
+    elif rows is None and images is not None and images.width < low.target.vector:
+        depthwise.input_grad(node, low, images, dx)
+    elif flattened is not None and flattened.stride == 2 and flattened.dilation == (1, 1):
+        flat.halved_input_grad(node, low, flattened, dx)
+    elif flattened is not None and flattened.fills(low.target.vector):
+        flat.input_grad(node, low, flattened, dx)
+    else:
+        _direct_input_grad(node, low, dx)
+
+
+def _direct_weight_grad(node: Node, low: Lowering) -> None:
     shape = _shape(node, low)
     outputs, inputs, rows, taps = (int(shape[k]) for k in ("OG", "CG", "KH", "KW"))
     across = min(taps, MOST_ACROSS)  # taps of a row in one work-item
@@ -103,7 +123,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     )
 
 
-def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
+def _direct_input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
     shape = _shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["CG"]), int(shape["H"])
     columns = -(-int(shape["W"]) // low.target.vector)

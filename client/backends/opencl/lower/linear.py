@@ -6,6 +6,9 @@ from client.backends.opencl.launch import Define, PerCount
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import InputGrad, Lowering
 
+K_BLOCK = 128
+"""Terms that a work-item adds up for all rows before it goes on, where it takes all rows."""
+
 MANY = 1000
 """Tiles are chosen as for large layers, so that all layers of a model share their programs."""
 
@@ -91,11 +94,14 @@ def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
     rows = low.capacity * steps
     t = low.tile(f"gemm outer {rows}", rows, MANY, low.target.accumulators, row_load=1.0)
     rows_first = low.target.rows_first
+    strips = -(-vectors // t.columns)
+    blocked = rows_first and not dx.accumulate and outputs > K_BLOCK and strips >= low.target.busy
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),
         "TM": t.rows,
         "TN": t.columns,
         **dx.defines,
+        "K_BLOCK": K_BLOCK if blocked else 0,
     }
     low.launch(
         node,
@@ -110,7 +116,7 @@ def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
             inputs,
             outputs,
         ],
-        lambda count: _order(-(-vectors // t.columns), -(-count * steps // t.rows), rows_first),
+        lambda count: _order(strips, 1 if blocked else -(-count * steps // t.rows), rows_first),
         (low.target.large_group, 1),
         backward=True,
         defines=defines,

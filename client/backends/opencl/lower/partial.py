@@ -15,7 +15,7 @@ def weight_grad(
     low: Lowering,
     source: str,
     *,
-    widths: tuple[int, int],
+    widths: tuple[int, ...],
     blocks: tuple[int, int],
     terms: int,
     defines: dict[str, Define],
@@ -25,7 +25,8 @@ def weight_grad(
     """dw and db by the kernel ``<source>_wgrad``.
 
     A work-item adds up a block of weights over some examples (SPLIT of them), each of which has
-    ``terms`` vectors for every weight. ``widths`` are those of the input's rows and the output's.
+    ``terms`` vectors for every weight. ``widths`` are the sizes that the kernel takes as arguments,
+    mostly those of the input's rows and the output's.
     """
     weight, *bias = node.op.params
     wanted = min(low.capacity, max(1, -(-low.target.busy // (blocks[0] * blocks[1]))))
