@@ -93,6 +93,16 @@ inline floatv load_inside(__global const float *row) {
 #define W_TAP(k) (k)
 #endif
 
+// Input channels that share a tap's masks; their weights stay near from one tap to the next.
+#define C_BLOCK 16
+
+// Of input channel c and tap k.
+#define ADD_PRODUCTS(c, k)                                                                         \
+  _Pragma("unroll") for (int o = 0; o < TO; o++) {                                                 \
+    const floatv wv = (floatv)(w_of[o][(c) * W_IN + W_TAP(k)]);                                    \
+    _Pragma("unroll") for (int v = 0; v < TV; v++) acc[o][v] += wv * xv[v];                        \
+  }
+
 // Work-item (tile of the row; group and block of TO output channels; example).
 __kernel void conv1d(IN(x), IN(w),
 #if BIAS
@@ -143,28 +153,31 @@ __kernel void conv1d(IN(x), IN(w),
   const int whole = S > 2 ? end : clamp(ceil_div(-first, D), some, end);
   const int broken = clamp(floor_div(L - 1 - last, D) + 1, whole, end);
 
-  for (int c = 0; c < CI; c++) {
-    __global const float *row = x + c * L;
-    for (int k = some; k < end; k++) {
-      floatv xv[TV];
-      if (k >= whole && k < broken) {
+  if (some == whole && broken == end)
+    for (int c = 0; c < CI; c++)
+      for (int k = some; k < end; k++) {
+        floatv xv[TV];
 #pragma unroll
         for (int v = 0; v < TV; v++)
-          xv[v] = load_inside(row + at[v] + k * D);
-      } else {
-#pragma unroll
-        for (int v = 0; v < TV; v++)
-          xv[v] = load_masked(row, at[v] + k * D, width);
+          xv[v] = load_inside(x + c * L + at[v] + k * D);
+        ADD_PRODUCTS(c, k);
       }
-#pragma unroll
-      for (int o = 0; o < TO; o++) {
-        const floatv wv = (floatv)(w_of[o][c * W_IN + W_TAP(k)]);
+  else
+    for (int c0 = 0; c0 < CI; c0 += C_BLOCK)
+      for (int k = some; k < end; k++) {
+        const bool all = k >= whole && k < broken;
+        intv in[TV];
 #pragma unroll
         for (int v = 0; v < TV; v++)
-          acc[o][v] += wv * xv[v];
+          in[v] = all ? (intv)(-1) : in_row(at[v] + k * D, S, width);
+        for (int c = c0; c < min(c0 + C_BLOCK, CI); c++) {
+          floatv xv[TV];
+#pragma unroll
+          for (int v = 0; v < TV; v++)
+            xv[v] = select((floatv)0, load_strided(x + c * L, at[v] + k * D, S, L), in[v]);
+          ADD_PRODUCTS(c, k);
+        }
       }
-    }
-  }
 #if GATE
   OPEN_IN(gate);
 #endif

@@ -95,9 +95,9 @@ def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
         conv1d.input_grad(node, low, rows, dx)
     elif rows is None and images is not None and images.width < low.target.vector:
         depthwise.input_grad(node, low, images, dx)
-    elif flattened is not None and flattened.stride == 2 and flattened.dilation == (1, 1):
+    elif flattened is not None and flattened.halves(low.target.vector):
         flat.halved_input_grad(node, low, flattened, dx)
-    elif flattened is not None and flattened.fills(low.target.vector):
+    elif flattened is not None and flattened.stride == 1 and flattened.fills(low.target.vector):
         flat.input_grad(node, low, flattened, dx)
     else:
         _direct_input_grad(node, low, dx)

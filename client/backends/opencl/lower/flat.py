@@ -65,6 +65,12 @@ class Flat(NamedTuple):
         """Whether rows of the output, each by itself, take half as many vectors again or more."""
         return 3 * self.vectors(width) <= 2 * self.output[0] * -(-self.output[1] // width)
 
+    def halves(self, width: int) -> bool:
+        """Whether conv_halved.cl pays: it has much to sum, or stores whole vectors."""
+        columns = self.output[1]
+        whole = self.image[1] == 2 * columns and columns % max(1, width // 2) == 0
+        return self.stride == 2 and self.dilation == (1, 1) and (self.outputs > 1 or whole)
+
 
 def of_node(node: Node, low: Lowering) -> Flat | None:
     """A node's convolution as one of these, or None where it is none."""
