@@ -103,13 +103,16 @@ class Subject:
 
 
 class Tuner:
-    """See the module. ``deadline_s``: on the clock of time.monotonic, when no variant is begun."""
+    """See the module. ``deadline_s``: on the clock of time.monotonic; from then on no variant is
+    begun but the first, so that however small budgets come to an end in the end.
+    """
 
     def __init__(
         self, device: OpenCLDevice, shipped: Target, subjects: list[Subject], deadline_s: float
     ) -> None:
         self._device, self._shipped, self._subjects = device, shipped, subjects
         self._deadline_s = deadline_s
+        self._begun = False
         self._info = device.info
         self._tuned: Tuned = store.load(self._info)
 
@@ -192,7 +195,7 @@ class Tuner:
 
     def _late(self, name: str) -> bool:
         known = name in self._tuned.measured or name in self._tuned.failed
-        return not known and time.monotonic() >= self._deadline_s
+        return not known and self._begun and time.monotonic() >= self._deadline_s
 
     def _measure(
         self, name: str, subject: Subject, choice: str, target: Target, base: Target
@@ -201,6 +204,7 @@ class Tuner:
         if name in self._tuned.failed:
             return math.inf
         if name not in self._tuned.measured:
+            self._begun = True
             try:
                 with store.trying(self._info, name):
                     share = self._share(subject, choice, target, base)
