@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_one_clear_line(work: Path) -> None:
     targets = np.eye(3)[classes]
     with pytest.raises(DataError, match=r"data\.npz: y: found shape \(n, 3\).*y\.argmax\(1\)"):
         run(experiment(work, targets), work / "a")
-    with pytest.raises(DataError, match=r"data\.npz: y: found float32 of shape \(n,\).*'small'"):
+    with pytest.raises(DataError, match=r"data\.npz: y: found int32 of shape \(n,\).*'small'"):
         run(experiment(work, classes, train={"loss": "mse"}), work / "b")
     with pytest.raises(ConfigError, match=r"train\.frozen: found 'fc3', .*did you mean 'fc"):
         run(experiment(work, train={"frozen": ["fc3"]}), work / "c")
