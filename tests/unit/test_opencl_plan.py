@@ -81,7 +81,7 @@ def test_launches_of_products_carry_their_arithmetic(name: str) -> None:
 
 
 def test_relu_joins_both_neighbours_and_flatten_is_nothing() -> None:
-    plan = plan_segment(network([1, 4, 4], conv(2), "relu", "flatten", linear(3)).whole, 8, CPU)
+    plan = plan_segment(network([1, 16, 16], conv(2), "relu", "flatten", linear(3)).whole, 8, CPU)
     assert [k for k in kernels(plan) if k != "sum_partials"] == [
         "conv_forward relu",
         "gemm",
@@ -95,7 +95,7 @@ def test_relu_joins_both_neighbours_and_flatten_is_nothing() -> None:
 def test_relu_stands_alone_where_its_input_has_other_readers() -> None:
     """x -> conv -> [relu, identity] -> add: the convolution's output is needed as it is."""
     block = {"type": "residual", "body": ["relu", conv(2)]}
-    plan = plan_segment(network([1, 4, 4], conv(2), block, "flatten", linear(3)).whole, 8, CPU)
+    plan = plan_segment(network([1, 16, 16], conv(2), block, "flatten", linear(3)).whole, 8, CPU)
     found = [k for k in kernels(plan) if k != "sum_partials"]
     assert found == [
         "conv_forward",
