@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -176,11 +177,13 @@ def agrees(device: Device, model: Model, how: tuple[Loss, int], count: int) -> N
     found, reference, peer = results
     assert_close("logits", found[0], reference[0], peer[0])
     largest = float(np.abs(reference[1]).max())
+    # roundings of independent operations add up as a random walk, and the peer's may by luck cancel
+    walk = sqrt(len(model.ops))
     for param in model.params:
+        grads = [g[param.slice] for g in (found[1], reference[1], peer[1])]
         # few elements may by luck be exact in the peer, or what is left of sums that cancel
-        few = largest if param.size < 8 else 0.0
-        grads = (g[param.slice] for g in (found[1], reference[1], peer[1]))
-        assert_close(f"gradient of {param.name}", *grads, few)
+        size = largest if param.size < 8 else float(np.abs(grads[1]).max())
+        assert_close(f"gradient of {param.name}", *grads, walk * size)
 
 
 # The same examples in every run: a device may take seconds to compile each for the first time.
