@@ -31,7 +31,7 @@ def forward(node: Node, low: Lowering) -> None:
     if flattened is not None:
         flat.forward(node, low, flattened)
         return
-    weight, *bias = node.op.params
+    args, defines = partial.forward_operands(node, low)
     shape = _shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["OG"]), int(shape["OH"])
     columns = -(-int(shape["OW"]) // low.target.vector)
@@ -41,15 +41,7 @@ def forward(node: Node, low: Lowering) -> None:
         node,
         "conv",
         "conv_forward",
-        [
-            low.value(node.inputs[0]),
-            low.param(weight),
-            *(low.param(b) for b in bias),
-            low.value(node.output),
-            Memory.ZEROS,
-            int(shape["W"]),
-            Symbol.COUNT,
-        ],
+        [*args, Memory.ZEROS, int(shape["W"]), Symbol.COUNT],
         lambda count: (columns * -(-height // t.columns), groups * -(-channels // t.rows), count),
         partial.local(low),
         backward=False,
@@ -58,8 +50,7 @@ def forward(node: Node, low: Lowering) -> None:
             "PASS": 0,
             "TC": t.rows,
             "TR": t.columns,
-            "BIAS": len(bias),
-            "RELU": int(node.relu),
+            **defines,
         },
         variant=f"direct {t}",
         choice=t.choice,
@@ -124,6 +115,7 @@ def _direct_weight_grad(node: Node, low: Lowering) -> None:
 
 
 def _direct_input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
+    args, defines = partial.input_grad_operands(node, low, dx)
     shape = _shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["CG"]), int(shape["H"])
     columns = -(-int(shape["W"]) // low.target.vector)
@@ -133,15 +125,7 @@ def _direct_input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
         node,
         "conv",
         "conv_dgrad",
-        [
-            low.grad(node.output),
-            low.param(node.op.params[0]),
-            *dx.gate,
-            dx.slot,
-            Memory.ZEROS,
-            int(shape["OW"]),
-            Symbol.COUNT,
-        ],
+        [*args, Memory.ZEROS, int(shape["OW"]), Symbol.COUNT],
         lambda count: (columns * -(-height // t.columns), groups * -(-channels // t.rows), count),
         partial.local(low),
         backward=True,
@@ -150,7 +134,7 @@ def _direct_input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
             "PASS": 1,
             "TC": t.rows,
             "TR": t.columns,
-            **dx.defines,
+            **defines,
         },
         variant=f"direct {t}",
         choice=t.choice,

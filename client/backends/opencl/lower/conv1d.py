@@ -71,10 +71,7 @@ def rows_of(node: Node, low: Lowering) -> Rows | None:
 
 def forward(node: Node, low: Lowering, rows: Rows) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
-    weight, *bias = node.op.params
-    args: list[Arg] = [low.value(node.inputs[0]), low.param(weight)]
-    args += [*(low.param(b) for b in bias), low.value(node.output)]
-    defines: dict[str, Define] = {"BIAS": len(bias), "RELU": int(node.relu)}
+    args, defines = partial.forward_operands(node, low)
     _launch(node, low, rows, args, backward=False, defines=defines)
 
 
@@ -100,9 +97,8 @@ def weight_grad(node: Node, low: Lowering, rows: Rows) -> None:
 
 def input_grad(node: Node, low: Lowering, rows: Rows, dx: InputGrad) -> None:
     """dx, of a convolution of stride 1."""
-    args: list[Arg] = [low.grad(node.output), low.param(node.op.params[0]), *dx.gate, dx.slot]
-    defines: dict[str, Define] = {"TURNED": 1, **dx.defines}
-    _launch(node, low, rows.turned, args, backward=True, defines=defines)
+    args, defines = partial.input_grad_operands(node, low, dx)
+    _launch(node, low, rows.turned, args, backward=True, defines={"TURNED": 1, **defines})
 
 
 def _launch(

@@ -65,10 +65,7 @@ def images_of(node: Node, low: Lowering) -> Images | None:
 
 def forward(node: Node, low: Lowering, images: Images) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
-    weight, *bias = node.op.params
-    args: list[Arg] = [low.value(node.inputs[0]), low.param(weight)]
-    args += [*(low.param(b) for b in bias), low.value(node.output)]
-    defines: dict[str, Define] = {"BIAS": len(bias), "RELU": int(node.relu)}
+    args, defines = partial.forward_operands(node, low)
     _launch(node, low, images, args, backward=False, defines=defines)
 
 
@@ -89,9 +86,8 @@ def weight_grad(node: Node, low: Lowering, images: Images) -> None:
 
 def input_grad(node: Node, low: Lowering, images: Images, dx: InputGrad) -> None:
     """dx."""
-    args: list[Arg] = [low.grad(node.output), low.param(node.op.params[0]), *dx.gate, dx.slot]
-    defines: dict[str, Define] = {"TURNED": 1, **dx.defines}
-    _launch(node, low, images.turned, args, backward=True, defines=defines)
+    args, defines = partial.input_grad_operands(node, low, dx)
+    _launch(node, low, images.turned, args, backward=True, defines={"TURNED": 1, **defines})
 
 
 def _launch(

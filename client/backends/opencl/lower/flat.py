@@ -102,10 +102,7 @@ def chosen(node: Node, low: Lowering) -> Flat | None:
 
 def forward(node: Node, low: Lowering, flat: Flat) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
-    weight, *bias = node.op.params
-    args: list[Arg] = [low.value(node.inputs[0]), low.param(weight)]
-    args += [*(low.param(b) for b in bias), low.value(node.output)]
-    defines: dict[str, Define] = {"BIAS": len(bias), "RELU": int(node.relu)}
+    args, defines = partial.forward_operands(node, low)
     _launch(node, low, flat, args, backward=False, defines=defines)
 
 
@@ -130,9 +127,8 @@ def weight_grad(node: Node, low: Lowering, flat: Flat) -> None:
 
 def input_grad(node: Node, low: Lowering, flat: Flat, dx: InputGrad) -> None:
     """dx, of a convolution of stride 1."""
-    args: list[Arg] = [low.grad(node.output), low.param(node.op.params[0]), *dx.gate, dx.slot]
-    defines: dict[str, Define] = {"TURNED": 1, **dx.defines}
-    _launch(node, low, flat.turned, args, backward=True, defines=defines)
+    args, defines = partial.input_grad_operands(node, low, dx)
+    _launch(node, low, flat.turned, args, backward=True, defines={"TURNED": 1, **defines})
 
 
 def halved_input_grad(node: Node, low: Lowering, flat: Flat, dx: InputGrad) -> None:
@@ -142,20 +138,13 @@ def halved_input_grad(node: Node, low: Lowering, flat: Flat, dx: InputGrad) -> N
     choice = partial.choice("conv_halved_dgrad", flat.defines)
     t = low.tile(choice, flat.inputs, vectors, sums, row_load=0.5, column_load=0.5)
     tiles, blocks = -(-vectors // t.columns), flat.groups * -(-flat.inputs // t.rows)
+    args, defines = partial.input_grad_operands(node, low, dx)
     shape = {k: v for k, v in flat.defines.items() if k not in ("CI", "CO", "S", "DH", "DW")}
     low.launch(
         node,
         "conv_halved",
         "conv_halved_dgrad",
-        [
-            low.grad(node.output),
-            low.param(node.op.params[0]),
-            *dx.gate,
-            dx.slot,
-            flat.output[1],
-            flat.output[0],
-            Symbol.COUNT,
-        ],
+        [*args, flat.output[1], flat.output[0], Symbol.COUNT],
         lambda count: (tiles, blocks, count),
         partial.local(low),
         backward=True,
@@ -165,7 +154,7 @@ def halved_input_grad(node: Node, low: Lowering, flat: Flat, dx: InputGrad) -> N
             "OG": flat.outputs,
             "TC": t.rows,
             "TV": t.columns,
-            **dx.defines,
+            **defines,
         },
         variant=f"phases {t}",
         choice=t.choice,

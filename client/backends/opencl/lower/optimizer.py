@@ -6,7 +6,7 @@ after the other; an update is one launch for each run: one, unless layers in bet
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import At, Launch, Memory
+from client.backends.opencl.launch import At, Items, Launch, Memory
 from client.backends.opencl.tiles import Target
 from client.backends.recipe import OptimizerName
 from client.model.graph import Segment
@@ -49,7 +49,7 @@ def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
                     run.stop - run.start,
                     parts,
                 ),
-                items=lambda count, parts=parts: (parts,),  # type: ignore[misc]
+                items=_always(parts),
                 local=(target.group,),
                 defines=(("VW", target.vector),),
                 flat_nbytes=4 * 2 * (run.stop - run.start),
@@ -63,7 +63,7 @@ def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
                 source="optimizer",
                 kernel="clip_factor",
                 args=(At(Memory.CLIP, 1), Memory.CLIP, at),
-                items=lambda count: (1,),
+                items=_always(1),
                 local=(1,),
                 defines=(("VW", target.vector),),
             )
@@ -94,7 +94,7 @@ def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> 
                     Memory.CLIP,
                     n,
                 ),
-                items=lambda count, vectors=vectors: (vectors,),  # type: ignore[misc]
+                items=_always(vectors),
                 local=(target.group,),
                 defines=(("VW", target.vector),),
                 # parameters and state both ways, gradients; the start with a proximal term alone
@@ -115,7 +115,7 @@ def lower_accumulate(segment: Segment, target: Target) -> tuple[Launch, ...]:
             source="optimizer",
             kernel="accumulate",
             args=(source, destination, n),
-            items=lambda count: (vectors,),
+            items=_always(vectors),
             local=(target.group,),
             defines=(("VW", target.vector),),
             flat_nbytes=4 * 3 * n,
@@ -123,6 +123,11 @@ def lower_accumulate(segment: Segment, target: Target) -> tuple[Launch, ...]:
         for source, destination in ((gradients, held), (held, gradients))
         if n
     )
+
+
+def _always(items: int) -> Items:
+    """So many work-items, whatever the batch."""
+    return lambda count: (items,)
 
 
 def _parts(run: slice, target: Target) -> int:

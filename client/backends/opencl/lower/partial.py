@@ -1,13 +1,29 @@
-"""Gradients of a convolution's weights and bias: sums over the whole batch, in parts."""
+"""What the kernels of convolutions share: operands, sums over the whole batch in parts, names."""
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import Define, Symbol
+from client.backends.opencl.launch import Arg, Define, Symbol
 from client.backends.opencl.lower.graph import Node
-from client.backends.opencl.lower.lowering import Lowering
+from client.backends.opencl.lower.lowering import InputGrad, Lowering
 
 MOST_TERMS = 2048
 """Numbers that a gradient of a weight adds up one after the other; longer sums round more."""
+
+
+def forward_operands(node: Node, low: Lowering) -> tuple[list[Arg], dict[str, Define]]:
+    """Of y = conv(x, w) + b, perhaps with a ReLU: x, w, b, y."""
+    weight, *bias = node.op.params
+    args: list[Arg] = [low.value(node.inputs[0]), low.param(weight)]
+    args += [*(low.param(b) for b in bias), low.value(node.output)]
+    return args, {"BIAS": len(bias), "RELU": int(node.relu)}
+
+
+def input_grad_operands(
+    node: Node, low: Lowering, dx: InputGrad
+) -> tuple[list[Arg], dict[str, Define]]:
+    """Of the gradient of the input: dy, w, perhaps the gate, dx."""
+    args: list[Arg] = [low.grad(node.output), low.param(node.op.params[0]), *dx.gate, dx.slot]
+    return args, dx.defines
 
 
 def weight_grad(
