@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from flwr.app import Message
@@ -129,15 +130,18 @@ class Exchange:
                 error = self._too_late() or text
                 return _row(number, task, sent, "late", error, arrived)
             return _row(number, task, sent, "failed", text, arrived)
-        expected = Expected.of(self.model, self.experiment.train.recipe.loss)
         try:
             if sent.partition in self.nodes.foreign:
-                check_foreign_reply(reply.content, task, expected)
+                check_foreign_reply(reply.content, task, self._expected)
                 return _row(number, task, sent, "ok", None, arrived)
-            record = check_reply(reply.content, task, sent.partition, expected)
+            record = check_reply(reply.content, task, sent.partition, self._expected)
         except RejectedError as e:
             return _row(number, task, sent, "rejected", str(e), arrived, e.record)
         return _row(number, task, sent, "ok", None, arrived, record)
+
+    @cached_property
+    def _expected(self) -> Expected:
+        return Expected.of(self.model, self.experiment.train.recipe.loss)
 
     def _too_late(self) -> str | None:
         limit_s = self.experiment.federation.round_deadline_s
