@@ -42,31 +42,12 @@
 #ifndef TV
 #define TV KW // taps of a kernel's row in a tile (gradient of the weights)
 #endif
-#ifndef SPLIT
-#define SPLIT 1 // images in one partial sum (gradient of the weights)
-#endif
-#ifndef BIAS
-#define BIAS 0 // 1: there is a bias
-#endif
-#ifndef RELU
-#define RELU 0 // 1: max(·, 0) last (forward)
-#endif
-#ifndef GATE
-#define GATE 0 // 1: zero dx where x (a ReLU's output) is not positive
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0 // 1: add to dx what it holds
-#endif
-#ifndef GROUPS
-#define GROUPS 1 // groups of channels; as many as input channels: depthwise
-#endif
 // Without defaults: CG, OG channels of a group's input and output; H W of the input, OH OW of the
 // output, KH KW of the kernel.
 
 #define C (GROUPS * CG)
 #define O (GROUPS * OG)
 #define TAPS (KH * KW)
-#define BLOCKS(channels, tile) (((channels) + (tile) - 1) / (tile))
 #define ZERO_MARGIN 64 // zeros before column 0 of the row of zeros
 
 // Columns first, first + SW, ... of a row of the input; zero outside [0, width).

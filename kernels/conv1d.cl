@@ -21,9 +21,6 @@
 #ifndef P
 #define P 0 // zeros at the left; below 0: so many places of the input are left out
 #endif
-#ifndef GROUPS
-#define GROUPS 1 // groups of channels
-#endif
 #ifndef TO
 #define TO 4 // output channels in a work-item's tile
 #endif
@@ -33,28 +30,9 @@
 #ifndef TERMS
 #define TERMS 4 // pairs (input channel, tap) in a tile (PASS 2)
 #endif
-#ifndef TURNED
-#define TURNED 0 // 1: the gradient of the input; IN are then the channels of dy, OUT those of dx
-#endif
-#ifndef SPLIT
-#define SPLIT 1 // examples in one partial sum (PASS 2)
-#endif
-#ifndef BIAS
-#define BIAS 0 // 1: there is a bias
-#endif
-#ifndef RELU
-#define RELU 0 // 1: max(·, 0) last (PASS 0)
-#endif
-#ifndef GATE
-#define GATE 0 // 1: zero the result where gate (a ReLU's output) is not positive (PASS 0)
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0 // 1: add to y what it holds (PASS 0)
-#endif
 // Without defaults: CI, CO channels of a group's input and output; L of the input, OL of the output,
 // K taps.
 
-#define BLOCKS(channels, tile) (((channels) + (tile) - 1) / (tile))
 #define LAST_VECTOR ((OL - 1) / VW * VW)
 
 // a / b rounded up, for b > 0.

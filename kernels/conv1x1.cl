@@ -7,9 +7,6 @@
 #ifndef PASS
 #define PASS 0 // 0: forward and gradient of the input, 2: gradient of weights and bias
 #endif
-#ifndef GROUPS
-#define GROUPS 1 // groups of channels, which have nothing to do with each other
-#endif
 #ifndef TO
 #define TO 4 // output channels in a work-item's tile
 #endif
@@ -19,27 +16,8 @@
 #ifndef TERMS
 #define TERMS 4 // input channels in a tile (PASS 2)
 #endif
-#ifndef TURNED
-#define TURNED 0 // 1: the gradient of the input; CI are then the channels of dy, CO those of dx
-#endif
-#ifndef SPLIT
-#define SPLIT 1 // examples in one partial sum (PASS 2)
-#endif
-#ifndef BIAS
-#define BIAS 0 // 1: there is a bias
-#endif
-#ifndef RELU
-#define RELU 0 // 1: max(·, 0) last (PASS 0)
-#endif
-#ifndef GATE
-#define GATE 0 // 1: zero the result where gate (a ReLU's output) is not positive (PASS 0)
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0 // 1: add to y what it holds (PASS 0)
-#endif
 // Without defaults: CI, CO channels of a group's input and output; L places of an image.
 
-#define BLOCKS(channels, tile) (((channels) + (tile) - 1) / (tile))
 #define PACK (VW / L) // examples in a vector
 
 // L places of each of PACK examples, which begin at row + at[0], row + at[1], ...

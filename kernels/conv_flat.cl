@@ -21,9 +21,6 @@
 #ifndef DW
 #define DW 1 // dilation, columns
 #endif
-#ifndef GROUPS
-#define GROUPS 1 // groups of channels, which have nothing to do with each other
-#endif
 #ifndef TO
 #define TO 4 // output channels in a work-item's tile
 #endif
@@ -33,28 +30,9 @@
 #ifndef TC
 #define TC 2 // input channels in a tile (PASS 2)
 #endif
-#ifndef TURNED
-#define TURNED 0 // 1: the gradient of the input; CI are then the channels of dy, CO those of dx
-#endif
-#ifndef SPLIT
-#define SPLIT 1 // examples in one partial sum (PASS 2)
-#endif
-#ifndef BIAS
-#define BIAS 0 // 1: there is a bias
-#endif
-#ifndef RELU
-#define RELU 0 // 1: max(·, 0) last (PASS 0)
-#endif
-#ifndef GATE
-#define GATE 0 // 1: zero the result where gate (a ReLU's output) is not positive (PASS 0)
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0 // 1: add to y what it holds (PASS 0)
-#endif
 // Without defaults: CI, CO channels of a group's input and output; H W of the input, OH OW of the
 // output, KH KW of the kernel, PT PL zeros above and at the left.
 
-#define BLOCKS(channels, tile) (((channels) + (tile) - 1) / (tile))
 #define IN_AREA (H * W)
 #define AREA (OH * OW)
 #define TAPS (KH * KW)

@@ -6,25 +6,15 @@
 // the four places of dx from (2i, 2j) on. Sizes come as arguments once more, for the masks alone: a
 // compiler that knows a mask tears loads apart.
 
-#ifndef GROUPS
-#define GROUPS 1 // groups of channels, which have nothing to do with each other
-#endif
 #ifndef TC
 #define TC 3 // channels of dx in a work-item's tile
 #endif
 #ifndef TV
 #define TV 2 // vectors of places in a tile
 #endif
-#ifndef GATE
-#define GATE 0 // 1: zero dx where x (a ReLU's output) is not positive
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0 // 1: add to dx what it holds
-#endif
 // Without defaults: CG, OG channels of a group of dx and dy; H W of dx, OH OW of dy, KH KW of the
 // kernel, PT PL zeros above and at the left.
 
-#define BLOCKS(channels, tile) (((channels) + (tile) - 1) / (tile))
 #define AREA (OH * OW)
 #define TAPS (KH * KW)
 #define VECTORS BLOCKS(AREA, VW)

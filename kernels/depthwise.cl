@@ -17,24 +17,6 @@
 #ifndef DW
 #define DW 1 // dilation, columns
 #endif
-#ifndef TURNED
-#define TURNED 0 // 1: the gradient of the input
-#endif
-#ifndef SPLIT
-#define SPLIT 1 // examples that a work-item goes over
-#endif
-#ifndef BIAS
-#define BIAS 0 // 1: there is a bias
-#endif
-#ifndef RELU
-#define RELU 0 // 1: max(·, 0) last (PASS 0)
-#endif
-#ifndef GATE
-#define GATE 0 // 1: zero the result where gate (a ReLU's output) is not positive (PASS 0)
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0 // 1: add to y what it holds (PASS 0)
-#endif
 // Without defaults: C channels, H W of the image, KH KW of the kernel, PT PL zeros above and at the
 // left.
 

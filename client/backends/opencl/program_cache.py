@@ -21,7 +21,12 @@ from client.errors import DeviceError
 
 log = logging.getLogger(__name__)
 
-HEADERS: Mapping[str, tuple[str, ...]] = {"dropout": ("common.h", "random.h")}
+_CONVOLUTIONS = ("conv", "conv1d", "conv1x1", "conv_flat", "conv_halved", "depthwise")
+
+HEADERS: Mapping[str, tuple[str, ...]] = {
+    "dropout": ("common.h", "random.h"),
+    **dict.fromkeys(_CONVOLUTIONS, ("common.h", "conv.h")),
+}
 """Sources that are put before another one; ``common.h`` alone where nothing is said."""
 
 _DIGEST_NBYTES = 16
