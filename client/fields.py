@@ -183,9 +183,12 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     elif origin is list and isinstance(value, list):
         return [convert(v, args[0], f"{where}[{i}]") for i, v in enumerate(value)]
     elif origin is dict and isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, args[0]):
-                raise ConfigError(f"{where}: found the key {describe(key)}, needs text")
+        if typing.get_origin(args[0]) is typing.Literal:
+            check_keys(value, typing.get_args(args[0]), where)
+        else:
+            for key in value:
+                if not isinstance(key, args[0]):
+                    raise ConfigError(f"{where}: found the key {describe(key)}, needs text")
         return {k: convert(v, args[1], join(where, str(k))) for k, v in value.items()}
     elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return parse(kind, value, where)
