@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from client.errors import DataError, ModelError
 from client.model.layers import BatchNorm, Layer, Shape
 
 Float32Array = NDArray[np.float32]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 MAX_VOCABULARY = 2**24
 """Tokens become float32, which holds every whole number up to here."""
@@ -331,7 +332,7 @@ class Segment:
         """Elements of the segment's own values: its parameters, then its buffers."""
         return self.num_params + sum(b.size for op in self.ops for b in op.buffers)
 
-    def values_of(self, flat: NDArray[np.generic]) -> NDArray[np.generic]:
+    def values_of(self, flat: NDArray[Scalar]) -> NDArray[Scalar]:
         """The segment's own values (a copy) out of the model's."""
         return np.concatenate([flat[self.param_slice], flat[self.buffer_slice]])
 
