@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.backends.device_info import DeviceInfo
+from client.backends.exercises import Exercises
 from client.backends.figures import Command, Metrics, Peaks, Traffic, Usage
 from client.backends.recipe import DEFAULT_RECIPE, Hyper, Recipe
 from client.errors import DeviceError
@@ -248,6 +249,10 @@ class Device(ABC):
     @abstractmethod
     def measure_peaks(self) -> Peaks:
         """Time what this device does best: some seconds, nothing else running."""
+
+    @abstractmethod
+    def exercises(self) -> Exercises:
+        """The primitives that the probe times."""
 
     @abstractmethod
     def largest_batch(self, segment: Segment, at_most: int, recipe: Recipe) -> int:

@@ -12,20 +12,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 import yaml
 
+from client.backends.exercises import LinkKind
 from client.errors import ConfigError
 from client.fields import describe, parse, parse_yaml, read_yaml
 
 VERSION = 1
-
-LinkKind = Literal["pageable", "pinned", "mapped"]
-"""Host memory of a transfer: as malloc gives it; locked, so that the device reads it by itself;
-the device's own memory, mapped into the process."""
-
-LINK_KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
 
 
 @dataclass(frozen=True)

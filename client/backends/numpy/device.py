@@ -15,8 +15,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from client.backends.base import ROOM_FOR_DATA, Backend, Device, DeviceData, Program
 from client.backends.device_info import DeviceInfo
+from client.backends.exercises import Exercises
 from client.backends.figures import COPY_SIZES, Peaks, Traffic
 from client.backends.numpy.data import NumpyData
+from client.backends.numpy.exercises import NumpyExercises
 from client.backends.numpy.program import NumpyProgram
 from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.errors import DeviceError
@@ -66,6 +68,9 @@ class NumpyDevice(Device):
             copies.append((2 * nbytes, 2 * nbytes / _shortest_s(partial(np.copyto, x.copy(), x))))
         how = f"matmul of {PEAK_SIZE}x{PEAK_SIZE}"
         return Peaks(2 * PEAK_SIZE**3 / product_s, tuple(copies), how)
+
+    def exercises(self) -> Exercises:
+        return NumpyExercises(self.dtype)
 
     def largest_batch(self, segment: Segment, at_most: int, recipe: Recipe) -> int:
         """From programs for one and two examples: memory grows evenly with the batch."""

@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 
 from client.backends.base import ROOM_FOR_DATA, Device, DeviceData, Program
 from client.backends.device_info import DeviceInfo
+from client.backends.exercises import Exercises
 from client.backends.figures import Peaks, Traffic
 from client.backends.opencl import peak, tuned
 from client.backends.opencl.allocation import Allocator, Limits
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.data import OpenCLData
+from client.backends.opencl.exercises import OpenCLExercises
 from client.backends.opencl.plan import MOST_NBYTES, SegmentPlan, plan_segment
 from client.backends.opencl.program import OpenCLProgram
 from client.backends.opencl.program_cache import ProgramCache, keeps_its_own
 from client.backends.opencl.sampling import Sample, Samples
 from client.backends.opencl.throttle import Throttle
 from client.backends.opencl.tiles import Target, shipped_target
+from client.backends.opencl.transfer import through_map
 from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.cache import cache_dir
 from client.errors import DeviceError
@@ -126,6 +129,9 @@ class OpenCLDevice(Device):
         self.finish()
         return peak.measure(self)
 
+    def exercises(self) -> Exercises:
+        return OpenCLExercises(self)
+
     def throttle(self, limit_s: float) -> None:
         self._forget_uploads()
         if self._last is not None:
@@ -178,7 +184,7 @@ class OpenCLDevice(Device):
         with errors_as_ours(self.info.name, f"uploading {values.nbytes:,} bytes"):
             if wait and self.info.unified_memory:
                 write = cl.map_flags.WRITE_INVALIDATE_REGION
-                events = _through_map(queue, buffer, values, write, offset_nbytes)
+                events = through_map(queue, buffer, values, write, offset_nbytes)
             else:
                 events = [
                     cl.enqueue_copy(
@@ -207,7 +213,7 @@ class OpenCLDevice(Device):
         queue = self.stream(sample)
         with errors_as_ours(self.info.name, f"downloading {values.nbytes:,} bytes"):
             if self.info.unified_memory:
-                events = _through_map(queue, buffer, values, cl.map_flags.READ, offset_nbytes)
+                events = through_map(queue, buffer, values, cl.map_flags.READ, offset_nbytes)
             else:
                 events = [cl.enqueue_copy(queue, values, buffer, src_offset=offset_nbytes)]
             if sample is not None:
@@ -219,26 +225,6 @@ class OpenCLDevice(Device):
 
     def _forget_uploads(self) -> None:
         self._uploads = [event for event in self._uploads if not _complete(event)]
-
-
-def _through_map(
-    queue: cl.CommandQueue,
-    buffer: cl.Buffer,
-    values: NDArray[Any],
-    access: int,
-    offset_nbytes: int,
-) -> list[cl.Event]:
-    """Copy ``values`` to or from memory that host and device share; done when it returns."""
-    mapped, opened = cl.enqueue_map_buffer(
-        queue, buffer, access, offset_nbytes, values.shape, values.dtype
-    )
-    if access == cl.map_flags.READ:
-        np.copyto(values, mapped)
-    else:
-        np.copyto(mapped, values)
-    closed = mapped.base.release(queue)
-    closed.wait()
-    return [opened, closed]
 
 
 class _Marker:

@@ -31,18 +31,17 @@ def measure(device: OpenCLDevice) -> Peaks:
 
 
 def _arithmetic(device: OpenCLDevice) -> float:
-    width, group = device.target.vector, _group(device)
-    items = _items(device)
+    width, num_items = device.target.vector, items(device)
     defines = (("CHAINS", CHAINS), ("VW", width))
     kernel = cl.Kernel(device.programs.get("peak", defines), "multiply_adds")
-    result = device.allocator.make(4 * items, "peak")
+    result = device.allocator.make(4 * num_items, "peak")
     try:
         rounds = 64
         while True:
             kernel.set_args(result, np.int32(rounds))
-            seconds = _shortest_s(device, kernel, items, group)
+            seconds = _shortest_s(device, kernel, num_items)
             if seconds >= LEAST_S or rounds >= MOST_ROUNDS:
-                return 2 * CHAINS * width * items * rounds / seconds
+                return 2 * CHAINS * width * num_items * rounds / seconds
             rounds *= 2
     finally:
         device.allocator.give_back(result)
@@ -50,7 +49,7 @@ def _arithmetic(device: OpenCLDevice) -> float:
 
 def _copies(device: OpenCLDevice) -> tuple[tuple[int, float], ...]:
     """(bytes read and written, bytes a second) by size, within the device's limits."""
-    width, items = device.target.vector, _items(device)
+    width, num_items = device.target.vector, items(device)
     limits, free = device.allocator.limits, device.allocator.free_nbytes
     largest = min(limits.max_alloc_nbytes, free // 4)
     sizes = [n for n in COPY_SIZES if n <= largest]
@@ -63,8 +62,8 @@ def _copies(device: OpenCLDevice) -> tuple[tuple[int, float], ...]:
         device.queue.finish()
         found = []
         for nbytes in sizes:
-            kernel.set_args(*buffers, np.int32(nbytes // (4 * width)), np.int32(items))
-            seconds = _shortest_s(device, kernel, items, _group(device))
+            kernel.set_args(*buffers, np.int32(nbytes // (4 * width)), np.int32(num_items))
+            seconds = _shortest_s(device, kernel, num_items)
             found.append((2 * nbytes, 2 * nbytes / seconds))
         return tuple(found)
     finally:
@@ -72,19 +71,22 @@ def _copies(device: OpenCLDevice) -> tuple[tuple[int, float], ...]:
             device.allocator.give_back(buffer)
 
 
-def _group(device: OpenCLDevice) -> int:
+def group(device: OpenCLDevice) -> int:
+    """Work-items in a group of these kernels."""
     return min(device.target.large_group, device.allocator.limits.max_work_group_size)
 
 
-def _items(device: OpenCLDevice) -> int:
+def items(device: OpenCLDevice) -> int:
+    """Work-items that keep the device busy."""
     groups = max(1, device.info.compute_units) * GROUPS_PER_UNIT[device.target.kind]
-    return groups * _group(device)
+    return groups * group(device)
 
 
-def _shortest_s(device: OpenCLDevice, kernel: cl.Kernel, items: int, group: int) -> float:
+def _shortest_s(device: OpenCLDevice, kernel: cl.Kernel, num_items: int) -> float:
+    local = (group(device),)
     taken: list[float] = []
     for _ in range(REPEATS):
-        event = cl.enqueue_nd_range_kernel(device.profiling_queue, kernel, (items,), (group,))
+        event = cl.enqueue_nd_range_kernel(device.profiling_queue, kernel, (num_items,), local)
         event.wait()
         taken.append(1e-9 * max(1, event.profile.end - event.profile.start))
     return min(taken)
