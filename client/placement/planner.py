@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from client.placement.cost import Costs
 from client.placement.layout import Layout
 from client.placement.probe import Measured
 
