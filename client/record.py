@@ -14,14 +14,84 @@ from client.timing import Timing
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where the network ran, in enough detail to repeat it bit by bit."""
+class PlacedPart:
+    """A run of unit-blocks [first, stop) on one processor, and its share of each batch."""
 
     backend: str
     device: str  # DeviceInfo.key
     threads: int
+    first: int
+    stop: int
+    share: float = 1.0
     variants: tuple[tuple[str, str], ...] = ()  # (operation, kernel variant)
+
+
+@dataclass(frozen=True)
+class PlacedLayout:
+    """The parts that a network ran in: one, several in a row, or several side by side."""
+
+    parts: tuple[PlacedPart, ...]
     micro_batch: int = 0  # examples at once, where a batch went through in slices
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ConfigError("parts: found none, needs at least one")
+
+    @property
+    def backends(self) -> str:
+        """Names of the backends at work, as in "numpy + opencl"."""
+        return " + ".join(dict.fromkeys(part.backend for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the network ran in a round, in enough detail to repeat it bit by bit.
+
+    ``trials``: (place in ``layouts``, training steps), one after the other; after them the first
+    layout, the one that was kept, trained to the end of the round.
+    """
+
+    layouts: tuple[PlacedLayout, ...]
+    trials: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.layouts:
+            raise ConfigError("layouts: found none, needs at least one")
+        for i, (layout, steps) in enumerate(self.trials):
+            if not (0 <= layout < len(self.layouts) and steps > 0):
+                raise ConfigError(
+                    f"trials: found [{layout}, {steps}] at place {i}, needs the number of one of "
+                    f"{len(self.layouts)} layouts, from 0, and a number of steps above 0"
+                )
+
+    @property
+    def kept(self) -> PlacedLayout:
+        """The layout that trained to the end of the round."""
+        return self.layouts[0]
+
+    def without_trials(self) -> Placement:
+        """For a further round: the kept layout alone."""
+        return Placement((self.kept,))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about the placement of a round, in a sentence, and by which numbers."""
+
+    kind: str  # as DECISIONS has it
+    reason: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+DECISIONS = {
+    "only": "there is no choice: one device, or one that the experiment forces",
+    "recorded": "a recorded round is repeated",
+    "plan": "layouts are predicted, and the best of them timed on batches that count",
+    "keep": "the round before went as expected",
+    "try": "others are timed beside the kept one, since it became slower or an earlier one may "
+    "have recovered",
+}
+"""Kinds of decisions."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +109,9 @@ class NodeRecord:
     partition: str
     device: dict[str, Any] = field(default_factory=dict)
     placement: Placement | None = None
-    reason: str = ""
-    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    reason: str = ""  # why there
+    decision: Decision | None = None  # of this round; none where nothing is trained
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)  # by layout; s
     num_examples: int = 0
     loss: float = 0.0
     accuracy: float | None = None  # none where the loss knows no right and wrong

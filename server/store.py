@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from client.backends.figures import Traffic
-from client.errors import StoreError
-from client.record import NodeRecord, Placement
+from client.errors import ConfigError, StoreError
+from client.fields import parse
+from client.record import Decision, NodeRecord, Placement
 from server.schema import check_schema, complaints, connect, schema
 
 
@@ -106,6 +107,8 @@ class EventInfo:
     kind: str
     message: str
 
+
+T = TypeVar("T")
 
 _TRAFFIC = tuple(Traffic.__dataclass_fields__)
 _OF_RECORD = (
@@ -231,10 +234,11 @@ class Store:
         }
         record = row.record
         if record is not None:
-            placed = record.placement
+            placed, decided = record.placement, record.decision
             values |= {
                 "device": _json(record.device),
                 "placement": None if placed is None else _json(asdict(placed)),
+                "decision": None if decided is None else _json(asdict(decided)),
                 "measured": _json(record.measured),
             }
             values |= {name: getattr(record, name) for name in _OF_RECORD}
@@ -350,13 +354,11 @@ class Store:
     def _node_round(self, row: sqlite3.Row, phases: dict[str, float]) -> NodeRound:
         record = None
         if row["wall_s"] is not None:
-            placed = None if row["placement"] is None else self._from_json(row["placement"])
-            if placed is not None:
-                placed["variants"] = tuple((op, variant) for op, variant in placed["variants"])
             record = NodeRecord(
                 partition=row["partition"],
                 device=self._from_json(row["device"]),
-                placement=None if placed is None else Placement(**placed),
+                placement=self._parsed(Placement, row["placement"]),
+                decision=self._parsed(Decision, row["decision"]),
                 measured=self._from_json(row["measured"]),
                 phases=phases,
                 traffic={k: row[k] for k in _TRAFFIC if row[k] is not None},
@@ -378,6 +380,12 @@ class Store:
     def _select(self, sql: str) -> list[sqlite3.Row]:
         with complaints(self.path):
             return self._db.execute(sql).fetchall()
+
+    def _parsed(self, kind: type[T], text: str | None) -> T | None:
+        try:
+            return None if text is None else parse(kind, self._from_json(text), kind.__name__)
+        except ConfigError as e:
+            raise StoreError(f"{self.path}: is damaged: {e}") from None
 
     def _from_json(self, text: str) -> Any:
         try:

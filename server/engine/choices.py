@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+
+from client.record import placement_from_json
 
 
 @dataclass
@@ -12,7 +15,7 @@ class Choices:
 
     Repeating a run (``all_rounds``), each node of each round gets its recorded placement, and who
     has none does not take part. Going on with a run, recorded rounds that are done again are
-    repeated; after them, a node is told its last placement once and decides for itself from then
+    repeated; after them, a node is told its last layout once and decides for itself from then
     on, as it would have done in a run that never stopped.
     """
 
@@ -29,6 +32,12 @@ class Choices:
         exact = self.recorded.get((number, partition))
         if exact is None and not self.all_rounds and partition not in self._told:
             earlier = [n for n, p in self.recorded if p == partition and n < number]
-            exact = self.recorded[max(earlier), partition] if earlier else None
+            if earlier:
+                exact = _kept(self.recorded[max(earlier), partition])
         self._told.add(partition)
         return exact or ""
+
+
+def _kept(recorded: str) -> str:
+    """What of a round's placement is meant for a further one: its trials are not done again."""
+    return json.dumps(asdict(placement_from_json(recorded).without_trials()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from client.errors import WorkerError
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with each change that an older side would misunderstand; both sides must have the same."""
 
 TOKEN_KEY = "pocketfed-token"
