@@ -37,11 +37,6 @@ class PlacedLayout:
         if not self.parts:
             raise ConfigError("parts: found none, needs at least one")
 
-    @property
-    def backends(self) -> str:
-        """Names of the backends at work, as in "numpy + opencl"."""
-        return " + ".join(dict.fromkeys(part.backend for part in self.parts))
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -109,6 +104,7 @@ class NodeRecord:
     partition: str
     device: dict[str, Any] = field(default_factory=dict)
     placement: Placement | None = None
+    layout: str = ""  # the kept one, as in "opencl [conv1..pool2] | numpy [fc1..fc3]"
     reason: str = ""  # why there
     decision: Decision | None = None  # of this round; none where nothing is trained
     measured: dict[str, dict[str, float]] = field(default_factory=dict)  # by layout; s

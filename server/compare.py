@@ -130,7 +130,7 @@ def _round_row(run: str, row: NodeRound) -> RoundRow:
         round=row.round,
         node=row.partition,
         device=str(record.device.get("name", "unknown")),
-        placement=record.placement.backend if record.placement else "unknown",
+        placement=record.layout or "unknown",
         reason=record.reason,
         num_examples=record.num_examples,
         loss=record.loss,

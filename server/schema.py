@@ -36,8 +36,8 @@ _TABLES = {
         error TEXT, dispatch_to_reply_s REAL,
         bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL,
         num_examples INTEGER, loss REAL, accuracy REAL,
-        device TEXT, placement TEXT, reason TEXT, decision TEXT, measured TEXT,
-        wall_s REAL, unattributed_s REAL,
+        device TEXT, placement TEXT, layout TEXT, reason TEXT, decision TEXT,
+        measured TEXT, wall_s REAL, unattributed_s REAL,
         upload_nbytes INTEGER, download_nbytes INTEGER, compute_s REAL, transfer_s REAL,
         copy_s REAL, sampled_steps INTEGER, launches INTEGER, peak_nbytes INTEGER""",
     "phases": """

@@ -115,6 +115,7 @@ _OF_RECORD = (
     "num_examples",
     "loss",
     "accuracy",
+    "layout",
     "reason",
     "wall_s",
     "unattributed_s",

@@ -29,6 +29,7 @@ from client.model import Model, build_model
 from client.model.graph import Float32Array, Segment
 from client.model.losses import Labels
 from client.placement import probe
+from client.record import NodeRecord, PlacedLayout, PlacedPart, Placement
 
 MODEL = {
     "name": "small",
@@ -77,6 +78,21 @@ def experiment(folder: Path, n: int = 60, **over: Any) -> Experiment:
         "seed": 3,
     }
     return parse(Experiment, overlay(value, over), "small.yaml")
+
+
+def placement(
+    backend: str, device: str, threads: int = 1, variants: tuple[tuple[str, str], ...] = ()
+) -> Placement:
+    """The small model as a whole on one device."""
+    part = PlacedPart(backend, device, threads, 0, model().whole.stop, variants=variants)
+    return Placement((PlacedLayout((part,)),))
+
+
+def backend_of(record: NodeRecord) -> str:
+    """Where a node trained, which needed one device."""
+    assert record.placement is not None
+    [part] = record.placement.kept.parts
+    return part.backend
 
 
 def logits(params: Float32Array, x: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from client.data.shares import NodeData, Shares
 from client.errors import DeviceError, MismatchError, TrainingError
 from client.model.graph import Float32Array, Model
 from client.placement import planner, probe
-from client.record import NodeRecord, Placement
+from client.record import NodeRecord, PlacedLayout, PlacedPart, Placement
 from client.timing import RoundClock
 from client.trainer import Outcome, Task
 from client.worker.devices import Devices
@@ -111,7 +111,7 @@ class Session:
             node = self._node(task.partition, path)
             task = replace(task, batch=node.batch)
             if recorded is not None:
-                node.micro_batch = recorded.micro_batch or None
+                node.micro_batch = recorded.kept.micro_batch or None
             asked = _Round(node, params, task, recorded, clock, NodeRecord(task.partition))
         while True:
             info, reason = self._place(asked)
@@ -193,7 +193,7 @@ class Session:
     def _known(self, asked: _Round) -> tuple[DeviceInfo, str] | None:
         """The recorded choice, or the one of an earlier round if its device still works."""
         if asked.recorded is not None:
-            return self.devices.find(asked.recorded.device), "recorded choice"
+            return self.devices.find(asked.recorded.kept.parts[0].device), "recorded choice"
         node = asked.node
         kept = next((i for i in self.devices.usable() if i.key == node.chosen), None)
         return None if kept is None else (kept, node.reason)
@@ -251,13 +251,17 @@ class Session:
         device, program, data = self._ready(info, asked.node, clock)
         with clock.phase("plan"):
             record.device = asdict(info)
-            record.placement = Placement(
+            part = PlacedPart(
                 info.backend,
                 info.key,
                 info.compute_units,
-                program.usage.variants,
-                program.capacity if program.recipe.accumulates else 0,
+                program.segment.first,
+                program.segment.stop,
+                variants=program.usage.variants,
             )
+            slice_of = program.capacity if program.recipe.accumulates else 0
+            record.placement = Placement((PlacedLayout((part,), slice_of),))
+            record.layout = info.backend
             if asked.recorded not in (None, record.placement):
                 raise MismatchError(
                     f"the recorded placement cannot be repeated here: recorded {asked.recorded}, "

@@ -196,7 +196,7 @@ def test_if_both_checkpoints_are_damaged_one_line_says_so(
 def placements(folder: str) -> list[tuple[str, str]]:
     """(backend, why) of each training."""
     return [
-        (r.record.placement.backend, r.record.reason)
+        (r.record.layout, r.record.reason)
         for r in read(folder)[0]
         if r.record is not None and r.record.placement is not None
     ]

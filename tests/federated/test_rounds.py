@@ -466,10 +466,11 @@ def test_going_on_repeats_recorded_choices_then_lets_nodes_decide(tmp_path: Path
         run_tiny(out, _Interrupted(2), federation={"rounds": 4})
     app = TinyApp()
     resume_tiny(out, app)
-    told = {
-        (config["round"], name): json.loads(config["choice"])["variants"] if config["choice"] else 0
-        for _, name, config in app.seen
-    }
+    told: dict[tuple[int, str], Any] = {}
+    for _, name, config in app.seen:
+        choice = config["choice"]
+        parts = json.loads(choice)["layouts"][0]["parts"] if choice else [{"variants": 0}]
+        told[config["round"], name] = parts[0]["variants"]
     # rounds 1 and 2 were seen by the first two nodes, round 1 alone by the others
     assert [told[2, name] for name in NAMES] == [
         [["fc", "variant-2"]],

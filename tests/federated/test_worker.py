@@ -28,7 +28,7 @@ from machines import wait_until
 from client.backends.recipe import Hyper
 from client.errors import DataError, DeviceError, MismatchError, WorkerError
 from client.model import initialise
-from client.record import NodeRecord
+from client.record import NodeRecord, PlacedLayout, Placement
 from client.timing import RoundClock, on_phase
 from client.trainer import Outcome, Task
 from client.worker import broker as broker_module
@@ -128,8 +128,7 @@ def events(record: NodeRecord) -> list[str]:
 
 
 def backend(record: NodeRecord) -> str:
-    assert record.placement is not None
-    return record.placement.backend
+    return fakes.backend_of(record)
 
 
 def gone(pid: int, limit_s: float = 120.0) -> bool:
@@ -246,7 +245,9 @@ def test_a_recorded_placement_is_repeated_or_refused(host: Host) -> None:
     _, again = session.train(TASK, None, START, record.placement, RoundClock())
     assert again.reason == "recorded choice"
     assert record.placement is not None
-    other = replace(record.placement, threads=record.placement.threads + 1)
+    [part] = record.placement.kept.parts
+    more = replace(part, threads=part.threads + 1)
+    other = Placement((PlacedLayout((more,)),))
     with pytest.raises(MismatchError, match="cannot be repeated here"):
         session.train(TASK, None, START, other, RoundClock())
 

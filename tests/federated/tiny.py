@@ -19,11 +19,12 @@ from client.config import Experiment
 from client.errors import TrainingError
 from client.fields import overlay, parse
 from client.random import generator
-from client.record import NodeRecord, Placement
+from client.record import NodeRecord
 from server.engine.inline import InlineGrid
 from server.engine.nodes import Nodes
 from server.observer import Observer, Result
 from server.run import Run, new_run, resumed_run
+from tests.fakes import placement
 
 NAMES = [f"node-{i}" for i in range(5)]
 EXAMPLES = {name: 10 * (i + 1) for i, name in enumerate(NAMES)}
@@ -92,7 +93,7 @@ def reply(message: Message, context: Context, name: str) -> RecordDict:
     record = NodeRecord(
         name,
         device={"backend": "none", "name": "tiny device"},
-        placement=Placement("none", "tiny|device", 1, (("fc", f"variant-{config['round']}"),)),
+        placement=placement("none", "tiny|device", 1, (("fc", f"variant-{config['round']}"),)),
         reason="there is no other",
         num_examples=count,
         loss=1.0,

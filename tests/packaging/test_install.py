@@ -133,7 +133,7 @@ def test_a_phone_trains_with_numpy_and_yaml_alone(wheel: zipfile.ZipFile, tmp_pa
     record = found["record"]
     assert found["moved"] > 0
     assert (record["partition"], record["num_examples"]) == ("phone", 40)
-    assert record["placement"]["backend"] == "numpy"
+    assert record["layout"] == "numpy"
     [event] = record["events"]
     assert event["kind"] == "fallback"
     assert event["message"].startswith("opencl is not used: ")

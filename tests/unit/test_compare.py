@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from client.errors import StoreError
-from client.record import NodeRecord, Placement
+from client.record import NodeRecord
 from server import compare
 from server.compare import RoundRow
 from server.store import NodeRound, RoundInfo, RunInfo, Store
+from tests.fakes import placement
 
 NAMES = ["node-0", "node-1"]
 
@@ -22,7 +23,8 @@ def record(node: str, wall_s: float, backend: str = "numpy") -> NodeRecord:
     return NodeRecord(
         partition=node,
         device={"backend": backend, "name": f"{backend} device"},
-        placement=Placement(backend, f"{backend}|device", 2),
+        placement=placement(backend, f"{backend}|device", 2),
+        layout=backend,
         reason="the only one",
         num_examples=30,
         loss=0.5,

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.live import Live
 
 from client.errors import RoundError
-from client.record import NodeRecord, Placement
+from client.record import NodeRecord
 from client.timing import RoundClock, on_phase
 from server import console, live
 from server.live import LiveView, PlainLines
 from server.observer import Observer, Result
 from server.store import NodeRound, RoundInfo, RunInfo, Store
+from tests.fakes import placement
 
 NODES = ["node-0", "node-1"]
 
@@ -27,7 +28,8 @@ def record(node: str, wall_s: float = 2.0) -> NodeRecord:
     return NodeRecord(
         partition=node,
         device={"backend": "opencl", "name": "A GPU with a rather long name, made by somebody"},
-        placement=Placement("opencl", "opencl|gpu", 2),
+        placement=placement("opencl", "opencl|gpu", 2),
+        layout="opencl",
         reason="measured a round: numpy 2.000 s, opencl 1.000 s",
         num_examples=30,
         loss=0.5,

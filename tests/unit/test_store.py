@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from client.errors import StoreError
-from client.record import Event, NodeRecord, Placement
+from client.record import Decision, Event, NodeRecord, PlacedLayout, PlacedPart, Placement
 from server.store import NodeRound, RoundInfo, RunInfo, Store
 
 RUN = RunInfo("tiny", {"name": "tiny", "seed": 7}, "/base", 7, {"python": "3.11"}, "2026-01-01")
 
 
 def placement(threads: int = 1) -> Placement:
-    return Placement("opencl", "opencl|PoCL|cpu", threads, (("gemm", "tile6x4"), ("conv", "a")))
+    kept, tried = (
+        PlacedPart("opencl", "opencl|PoCL|cpu", threads, 0, 2, share, (("gemm", "tile6x4"),))
+        for share in (1.0, 0.7)
+    )
+    other = PlacedPart("numpy", "numpy|cpu", 1, 0, 2, 0.3)
+    return Placement((PlacedLayout((kept,), 4), PlacedLayout((tried, other))), ((1, 4), (0, 4)))
 
 
 def record(partition: str, threads: int = 1) -> NodeRecord:
@@ -27,7 +32,9 @@ def record(partition: str, threads: int = 1) -> NodeRecord:
         partition=partition,
         device={"backend": "opencl", "name": "cpu", "remarks": ["old compiler"]},
         placement=placement(threads),
+        layout="opencl",
         reason="faster: 2 ms against 3 ms",
+        decision=Decision("plan", "two layouts were timed", {"budget_s": 0.5, "spent_s": 0.25}),
         measured={"numpy": {"step_s": 0.003, "round_s": 0.1}},
         num_examples=41,
         loss=0.5,

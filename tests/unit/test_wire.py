@@ -21,11 +21,12 @@ from client.config import Experiment
 from client.data.shares import Shares
 from client.errors import ConfigError, MismatchError, ModelError, PocketfedError
 from client.model import Model, initialise
-from client.record import Event, NodeRecord, Placement, placement_from_json, record_from_json
+from client.record import Event, NodeRecord, placement_from_json, record_from_json
 from client.trainer import Outcome
 from tests import fakes
+from tests.fakes import placement
 
-CHOICE = Placement("opencl", "opencl|PoCL|cpu", 2, (("fc1", "gemm 8x2"), ("fc2", "gemm 4x4")))
+CHOICE = placement("opencl", "opencl|PoCL|cpu", 2, (("fc1", "gemm 8x2"), ("fc2", "gemm 4x4")))
 
 
 @pytest.fixture
