@@ -10,7 +10,9 @@ A training step over a whole network is
     program.backward(count); program.update(hyper)
 
 and where a network is cut, the boundary's tensors pass through ``put_input``/``take_output`` and
-``put_output_grad``/``take_input_grad``.
+``put_output_grad``/``take_input_grad``, and the gradient's norm is that of all parts
+(``grad_squares``). Where a batch is split over programs of the whole network, gradients pass
+through ``take_grads``/``add_grads`` and new values through ``put_values``.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from client.backends.device_info import DeviceInfo
 from client.backends.exercises import Exercises
 from client.backends.figures import Command, Metrics, Peaks, Traffic, Usage
 from client.backends.recipe import DEFAULT_RECIPE, Hyper, Recipe
+from client.backends.state import State
 from client.errors import DeviceError
 from client.model.graph import Float32Array, Segment
 from client.model.losses import Labels
@@ -72,6 +75,24 @@ class Program(ABC):
     @abstractmethod
     def download(self) -> Float32Array:
         """Wait for the queue and return the flat values (a copy), as ``upload`` takes them."""
+
+    @abstractmethod
+    def put_values(self, values: Float32Array) -> None:
+        """Set the segment's values alone: neither the optimizer's state nor the round's start.
+
+        In place of ``update`` where another program made the step; it ends a sampled step.
+        """
+
+    @abstractmethod
+    def read_state(self) -> State:
+        """Wait for the queue; values and optimizer state (a copy)."""
+
+    @abstractmethod
+    def write_state(self, state: State) -> None:
+        """Go on from there: all but the round's start, which stays that of the last upload.
+
+        ValueError where it is of another segment or optimizer.
+        """
 
     # -- an epoch --------------------------------------------------------------------------
     @abstractmethod
@@ -130,8 +151,19 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def update(self, hyper: Hyper) -> None:
-        """One step of the recipe's optimizer on all trained parameters."""
+    def update(self, hyper: Hyper, norm: float | None = None) -> None:
+        """One step of the recipe's optimizer on all trained parameters.
+
+        ``norm``: of a network of which this program has a part, where gradients are clipped
+        (``hyper.clip_norm``); by default that of the program's own.
+        """
+
+    @abstractmethod
+    def grad_squares(self, hyper: Hyper) -> float:
+        """Wait; the sum of the squares of what ``hyper.clip_norm`` limits (see ``Hyper``).
+
+        The square root of the sum over a network's parts is the ``norm`` of their ``update``.
+        """
 
     @abstractmethod
     def accumulate(self, first: bool, last: bool) -> None:
@@ -166,6 +198,7 @@ class Program(ABC):
     def sample_next_step(self, commands: list[Command] | None = None) -> None:
         """Time the commands from the next ``gather`` to its ``update`` by events (see Traffic).
 
+        Or to its ``put_values``.
         To ``commands`` they are also added one by one, at the latest when ``finish`` returns.
         """
 
@@ -185,6 +218,20 @@ class Program(ABC):
     @abstractmethod
     def take_input_grad(self, count: int) -> Float32Array:
         """Gradient (a copy) of the segment's input after ``backward``; not of a first segment."""
+
+    @abstractmethod
+    def take_grads(self) -> Float32Array:
+        """Wait; gradients (a copy) of the trained parameters alone, (num_trained,).
+
+        Of the last ``backward``, and what was added to them.
+        """
+
+    @abstractmethod
+    def add_grads(self, grads: Float32Array, *, replace: bool = False) -> None:
+        """Add (num_trained,) to the gradients of the last ``backward``, or put them in their place.
+
+        ``replace`` is for a step of which this program had no examples.
+        """
 
     @abstractmethod
     def read_grads(self) -> Float32Array:
@@ -215,6 +262,16 @@ class Program(ABC):
         if not self.recipe.accumulates:
             raise ValueError("the program was not compiled to add up gradients")
 
+    def _check_values(self, values: Float32Array) -> None:
+        if values.shape != (self.segment.num_values,):
+            n = self.segment.num_values
+            raise ValueError(f"values of shape {values.shape}, the segment has {n}")
+
+    def _check_grads(self, grads: Float32Array) -> None:
+        if grads.shape != (self.segment.num_trained,):
+            n = self.segment.num_trained
+            raise ValueError(f"gradients of shape {grads.shape}, the segment has {n}")
+
     def _check_input_grad(self) -> None:
         if not self.segment.needs_input_grad:
             raise ValueError(
@@ -228,6 +285,8 @@ class Device(ABC):
 
     info: DeviceInfo
     traffic: Traffic
+    has_queue: ClassVar[bool]
+    """Whether what is enqueued runs beside the caller's thread; else it is done on return."""
 
     @property
     def peak_nbytes(self) -> int | None:
@@ -264,6 +323,10 @@ class Device(ABC):
     @abstractmethod
     def throttle(self, limit_s: float) -> None:
         """Wait until at most about ``limit_s`` of enqueued work is in flight."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """See to it that the device begins what is enqueued; returns at once."""
 
     @abstractmethod
     def finish(self) -> None:

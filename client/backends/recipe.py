@@ -51,6 +51,11 @@ class Hyper:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def clip_factor(self, norm: float) -> float:
+        """What a gradient with this norm is multiplied by: at most 1; no number if that is none."""
+        ratio = self.clip_norm / (norm + 1e-6)
+        return 1.0 if ratio > 1 else ratio
+
     def adam_scales(self, t: int) -> tuple[float, float]:
         """(lr/(1-aᵗ), 1/√(1-bᵗ)): what m and √s are multiplied by in the t-th update."""
         a, b = self.betas

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,27 @@ def test_everything_is_given_back(model: Model) -> None:
     assert device.allocator.free_nbytes == before
     subject.program.release()
     subject.data.release()
+    device.close()
+
+
+def test_a_split_step_moves_and_holds_what_it_must(model: Model) -> None:
+    """Gradients and values once each way; their memory is made at the first exchange, and told."""
+    device = open_device()
+    everything = device.allocator.free_nbytes
+    subject = Subject(device, model, BATCH, *examples(model, EXAMPLES))
+    subject.gradients(BATCH)
+    planned = subject.program.nbytes
+    before, built = replace(device.traffic), dict(device.programs._programs)
+    subject.program.add_grads(subject.program.take_grads())
+    subject.program.update(HYPER)
+    subject.program.put_values(subject.program.download())
+    moved = device.traffic.since(before)
+    assert moved.upload_nbytes == moved.download_nbytes == 2 * 4 * model.num_params
+    assert planned + 4 * model.num_params <= subject.program.nbytes < planned + 5 * model.num_params
+    assert everything - device.allocator.free_nbytes == subject.program.nbytes + subject.data.nbytes
+    assert device.programs._programs == built
+    subject.release()
+    assert device.allocator.free_nbytes == everything
     device.close()
 
 

@@ -38,6 +38,8 @@ class NumpyDevice(Device):
     transferred: the traffic's bytes stay 0.
     """
 
+    has_queue: ClassVar[bool] = False
+
     def __init__(self, info: DeviceInfo, dtype: DTypeLike = np.float32) -> None:
         self.info = info
         self.dtype: np.dtype[Any] = np.dtype(dtype)
@@ -81,6 +83,9 @@ class NumpyDevice(Device):
         return max(0, min(at_most, 1 + (room - one) // (two - one)))
 
     def throttle(self, limit_s: float) -> None:
+        """Nothing is ever in flight."""
+
+    def flush(self) -> None:
         """Nothing is ever in flight."""
 
     def finish(self) -> None:

@@ -25,6 +25,7 @@ from client.backends.numpy.ops import (
 from client.backends.numpy.plan import Memory, Plan
 from client.backends.numpy.work import command_of, single
 from client.backends.recipe import Hyper, Recipe
+from client.backends.state import State
 from client.model.graph import Segment
 from client.model.losses import Labels
 
@@ -87,6 +88,23 @@ class NumpyProgram(Program):
 
     def download(self) -> Array:
         return self._values.copy()
+
+    def put_values(self, values: Array) -> None:
+        self._check_values(values)
+        with self._timed("copy_s"):
+            self._values[...] = values
+        self._end_sample()
+
+    def read_state(self) -> State:
+        optimizer = self._optimizer
+        return State(self.download(), np.stack(optimizer.state), optimizer.steps)
+
+    def write_state(self, state: State) -> None:
+        state.check(self.segment, self._optimizer.states)
+        self._values[...] = state.values
+        for own, slot in zip(self._optimizer.state, state.slots, strict=True):
+            own[...] = slot
+        self._optimizer.steps = state.updates
 
     # -- an epoch --------------------------------------------------------------------------
     def begin_epoch(
@@ -190,18 +208,24 @@ class NumpyProgram(Program):
             self._commands.append(single("backward", "compute", nbytes, perf_counter() - began))
         self._between_slices = not last
 
-    def update(self, hyper: Hyper) -> None:
+    def update(self, hyper: Hyper, norm: float | None = None) -> None:
         began = perf_counter()
         with self._timed("compute_s"):
-            self._optimizer.update(hyper)
+            self._optimizer.update(hyper, norm)
         if self._commands is not None:
             # parameters and state both ways, gradients
             nbytes = (3 + 2 * self._optimizer.states) * self._grads.nbytes
             self._commands.append(single("update", "compute", nbytes, perf_counter() - began))
-            self._commands = None
-        if self._sampling:
-            self._traffic.sampled_steps += 1
-            self._sampling = False
+        self._end_sample()
+
+    def grad_squares(self, hyper: Hyper) -> float:
+        with self._timed("compute_s"):
+            return self._optimizer.squares(hyper)
+
+    def _end_sample(self) -> None:
+        """The step that was timed, if one was, is over."""
+        self._traffic.sampled_steps += self._sampling
+        self._sampling, self._commands = False, None
 
     def sample_next_step(self, commands: list[Command] | None = None) -> None:
         self._sample_next, self._commands_next = True, commands
@@ -232,6 +256,17 @@ class NumpyProgram(Program):
         dx = self._plan(count).dx
         assert dx is not None
         return _batch_first(dx)
+
+    def take_grads(self) -> Array:
+        return self._grads.copy()
+
+    def add_grads(self, grads: Array, *, replace: bool = False) -> None:
+        self._check_grads(grads)
+        with self._timed("compute_s"):
+            if replace:
+                self._grads[...] = grads
+            else:
+                self._grads += grads
 
     def read_grads(self) -> Array:
         return self.segment.all_grads(self._grads)

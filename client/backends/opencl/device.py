@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyopencl as cl
@@ -37,6 +37,8 @@ class OpenCLDevice(Device):
     Commands run in order on ``queue``; steps that are timed run on ``profiling_queue`` instead,
     chained to it by events; chunks of streamed data are uploaded on ``transfer_queue``.
     """
+
+    has_queue: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -139,6 +141,11 @@ class OpenCLDevice(Device):
                 self.queue.flush()
                 self._throttle.add(_Marker(self._last), limit_s)
             self._last = None
+
+    def flush(self) -> None:
+        with errors_as_ours(self.info.name, "submitting what is enqueued"):
+            for queue in (self.queue, self.profiling_queue):
+                queue.flush()
 
     def finish(self) -> None:
         with errors_as_ours(self.info.name, "waiting for the queue"):

@@ -23,6 +23,7 @@ class Memory(Enum):
     PARAMS = auto()  # all values: parameters, then buffers
     GRADS = auto()
     HELD = auto()  # gradients of a batch's earlier slices
+    RECEIVED = auto()  # gradients from another program, made when the first ones come
     OPT_STATE = auto()  # what the optimizer keeps: see optimizer.cl
     ROUND_START = auto()  # trained parameters as uploaded
     CLIP = auto()  # what gradients are multiplied by, then sums of squares: see optimizer.cl

@@ -86,6 +86,11 @@ class SegmentPlan:
         return (("all", str(self.target)), *chosen)
 
     @property
+    def squares(self) -> int:
+        """Partial sums of squares of the gradients, in the memory for clipping."""
+        return clip_elements(self.segment, self.target) - 1 - SLACK
+
+    @property
     def nbytes(self) -> dict[Memory, int]:
         """Size of each buffer but the arena's; parameters have slack for loads over their end."""
         flat = 4 * flat_elements(self.segment)

@@ -14,6 +14,7 @@ from client.backends.figures import Command, Metrics, Part, Usage
 from client.backends.opencl.calls import device_error, errors_as_ours
 from client.backends.opencl.data import OpenCLData
 from client.backends.opencl.epoch import Epoch
+from client.backends.opencl.exchange import Exchange
 from client.backends.opencl.launch import Launch, Memory, Slot
 from client.backends.opencl.plan import SegmentPlan
 from client.backends.opencl.prepare import Binder, Prepared
@@ -21,6 +22,7 @@ from client.backends.opencl.sampling import Sample
 from client.backends.opencl.update import Update
 from client.backends.opencl.work import describe
 from client.backends.recipe import Hyper
+from client.backends.state import State
 from client.model.graph import Float32Array
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class OpenCLProgram(Program):
         self._loss_scale: dict[int, float] = {}
         self._backward: dict[int, list[Prepared]] = {}
         self._epoch = Epoch(device, plan, self._bind)
+        self._exchange = Exchange(device, plan, self._buffers, self._bind)
         self._between_slices = False
         self._count = 0  # predictions since the last reading
         self._next_sample: Sample | None = None
@@ -81,7 +84,7 @@ class OpenCLProgram(Program):
 
     @property
     def nbytes(self) -> int:
-        return self.usage.nbytes + self._epoch.nbytes
+        return self.usage.nbytes + self._epoch.nbytes + self._exchange.nbytes
 
     def _prepare(self, count: int) -> Update:
         """Build everything a step needs, so that a compile error comes now."""
@@ -110,12 +113,9 @@ class OpenCLProgram(Program):
 
     # -- a round ---------------------------------------------------------------------------
     def upload(self, params: Float32Array) -> None:
-        n = self.segment.num_values
-        if params.shape != (n,):
-            raise ValueError(f"values of shape {params.shape}, the segment has {n}")
+        self._check_values(params)
         buffers = self._buffers
-        values = np.ascontiguousarray(params, np.float32)
-        self._device.upload(buffers[Memory.PARAMS], values, wait=True, sample=self._sample)
+        self._exchange.put_values(params, self._sample)
         with errors_as_ours(self._device.info.name, "beginning a round"):
             self._fill(Memory.GRADS, 0)
             self._fill(Memory.OPT_STATE, 0)
@@ -128,10 +128,23 @@ class OpenCLProgram(Program):
                     dst_offset=4 * at,
                     byte_count=4 * (run.stop - run.start),
                 )
-        self._update.begin()
+        self._update.updates = 0
 
     def download(self) -> Float32Array:
-        return self._read(Memory.PARAMS, (self.segment.num_values,), np.float32)
+        return self._exchange.take_values(self._sample)
+
+    def put_values(self, values: Float32Array) -> None:
+        self._check_values(values)
+        self._exchange.put_values(values, self._sample)
+        if self._sample is not None:
+            self._end_sample()
+
+    def read_state(self) -> State:
+        return self._exchange.read_state(self._update.updates)
+
+    def write_state(self, state: State) -> None:
+        self._exchange.write_state(state)
+        self._update.updates = state.updates
 
     # -- an epoch --------------------------------------------------------------------------
     def begin_epoch(
@@ -212,10 +225,26 @@ class OpenCLProgram(Program):
         self._run("backward", self._update.accumulate(first, last))
         self._between_slices = not last
 
-    def update(self, hyper: Hyper) -> None:
-        self._run("update", self._update.step(hyper))
+    def grad_squares(self, hyper: Hyper) -> float:
+        self._run("update", self._update.squares(hyper))
+        sums = self._device.download(
+            self._buffers[Memory.CLIP], (self._plan.squares,), np.float32, 4, self._sample
+        )
+        return float(sums.sum(dtype=np.float64))
+
+    def update(self, hyper: Hyper, norm: float | None = None) -> None:
+        if hyper.clip_norm and norm is not None:
+            self._set_clip_factor(hyper.clip_factor(norm))
+        self._run("update", self._update.step(hyper, own_norm=norm is None))
         if self._sample is not None:
             self._end_sample()
+
+    def _set_clip_factor(self, factor: float) -> None:
+        queue, value = self._device.stream(self._sample), np.float32(factor)
+        with errors_as_ours(self._device.info.name, "setting the norm of the gradients"):
+            event = cl.enqueue_fill_buffer(queue, self._buffers[Memory.CLIP], value, 0, 4)
+        if self._sample is not None:
+            self._sample.add("copy", event)
 
     def _run(
         self, part: Part, launches: list[Prepared], wait_for: list[cl.Event] | None = None
@@ -307,9 +336,15 @@ class OpenCLProgram(Program):
             self._arena[place.buffer], shape, np.float32, 4 * place.offset, self._sample
         )
 
+    def take_grads(self) -> Float32Array:
+        return self._exchange.take_grads(self._sample)
+
+    def add_grads(self, grads: Float32Array, *, replace: bool = False) -> None:
+        self._check_grads(grads)
+        self._run("backward", self._exchange.put_grads(grads, replace, self._sample))
+
     def read_grads(self) -> Float32Array:
-        trained = self._read(Memory.GRADS, (self.segment.num_trained,), np.float32)
-        return self.segment.all_grads(trained)
+        return self.segment.all_grads(self.take_grads())
 
     def _read(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         return self._device.download(self._buffers[memory], shape, dtype, sample=self._sample)
@@ -318,7 +353,7 @@ class OpenCLProgram(Program):
         with errors_as_ours(self._device.info.name, "filling with NaN"):
             for buffer in self._arena:
                 self._fill_buffer(buffer, np.nan)
-            for memory in (Memory.GRADS, Memory.HELD):
+            for memory in (Memory.GRADS, Memory.HELD, Memory.RECEIVED):
                 if memory in self._buffers:
                     self._fill(memory, np.nan)
 

@@ -26,11 +26,7 @@ class Update:
         self._device, self._recipe = device, recipe
         self._clip, self._update, self._accumulate = clip, update, accumulate
         self._hyper: Hyper | None = None
-        self._updates = 0  # since the last upload
-
-    def begin(self) -> None:
-        """Values were uploaded: what an optimizer counts begins anew."""
-        self._updates = 0
+        self.updates = 0  # since the last upload
 
     def accumulate(self, first: bool, last: bool) -> list[Prepared]:
         """The launch that adds gradients up after a slice; none where nothing is trained."""
@@ -40,14 +36,20 @@ class Update:
                 launch.kernel.set_arg(launch.num_args, np.int32(not first))
         return launches
 
-    def step(self, hyper: Hyper) -> list[Prepared]:
-        """The launches of one update."""
+    def squares(self, hyper: Hyper) -> list[Prepared]:
+        """The launches that sum the gradient's squares in parts."""
         if hyper != self._hyper:
             self._set_hyper(hyper)
-        self._updates += 1
+        return self._clip[:-1]
+
+    def step(self, hyper: Hyper, own_norm: bool) -> list[Prepared]:
+        """The launches of one update; with ``own_norm``, of what gradients are clipped by, too."""
+        if hyper != self._hyper:
+            self._set_hyper(hyper)
+        self.updates += 1
         if self._recipe.optimizer != "sgd":
             self._set_adam_scales(hyper)
-        return [*self._clip, *self._update] if hyper.clip_norm else self._update
+        return [*self._clip, *self._update] if hyper.clip_norm and own_norm else self._update
 
     def _set_hyper(self, hyper: Hyper) -> None:
         """Set the arguments that follow the prepared ones, of each kernel by its name."""
@@ -82,7 +84,7 @@ class Update:
 
     def _set_adam_scales(self, hyper: Hyper) -> None:
         """Set the arguments that change with every update."""
-        scales = hyper.adam_scales(self._updates)
+        scales = hyper.adam_scales(self.updates)
         with errors_as_ours(self._device, "preparing the update"):
             for prepared in self._update:
                 for i, value in enumerate(scales, prepared.num_args + ADAM_SCALES):

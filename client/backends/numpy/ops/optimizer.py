@@ -62,10 +62,12 @@ class Optimizer(ABC):
             array.fill(0)
         self.steps = 0
 
-    def update(self, hyper: Hyper) -> None:
-        """One step; ``grads`` is left as it is."""
+    def update(self, hyper: Hyper, norm: float | None = None) -> None:
+        """One step; ``grads`` is left as it is. ``norm``: what is clipped by, else its own."""
         self.steps += 1
-        clipped = self._clip_factor(hyper) if hyper.clip_norm else 1.0
+        clipped = 1.0
+        if hyper.clip_norm:
+            clipped = hyper.clip_factor(sqrt(self.squares(hyper)) if norm is None else norm)
         for w, grad, start, state in self.blocks:
             g = self._gradient(w, grad, start, hyper)
             if clipped != 1:
@@ -87,13 +89,13 @@ class Optimizer(ABC):
         part = np.multiply(w, hyper.weight_decay, out=self.part[: len(w)])
         return np.add(g, part, out=self.g[: len(w)])
 
-    def _clip_factor(self, hyper: Hyper) -> float:
-        """At most 1; "not a number" where the gradient is."""
+    def squares(self, hyper: Hyper) -> float:
+        """‖g‖² of the gradient with the proximal term."""
         square = 0.0
         for w, grad, start, _ in self.blocks:
             g = self._gradient(w, grad, start, hyper)
             square += float(np.dot(g, g))
-        return float(np.minimum(1, hyper.clip_norm / (sqrt(square) + 1e-6)))
+        return square
 
 
 class Sgd(Optimizer):

@@ -106,21 +106,33 @@ def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> 
 
 def lower_accumulate(segment: Segment, target: Target) -> tuple[Launch, ...]:
     """Gradients to what is held, and what is held to the gradients; "add" follows ``args``."""
+    pairs = ((Memory.GRADS, Memory.HELD), (Memory.HELD, Memory.GRADS))
+    return _sums(segment, target, pairs)
+
+
+def lower_receive(segment: Segment, target: Target) -> tuple[Launch, ...]:
+    """What was received to the gradients; "add" follows ``args``."""
+    return _sums(segment, target, ((Memory.RECEIVED, Memory.GRADS),))
+
+
+def _sums(
+    segment: Segment, target: Target, pairs: tuple[tuple[Memory, Memory], ...]
+) -> tuple[Launch, ...]:
+    """From one flat buffer to another; none where nothing is trained."""
     n = segment.num_trained
     vectors = -(-n // target.vector)
-    gradients, held = At(Memory.GRADS, 0), At(Memory.HELD, 0)
     return tuple(
         Launch(
             op="accumulate",
             source="optimizer",
             kernel="accumulate",
-            args=(source, destination, n),
+            args=(At(source, 0), At(destination, 0), n),
             items=_always(vectors),
             local=(target.group,),
             defines=(("VW", target.vector),),
             flat_nbytes=4 * 3 * n,
         )
-        for source, destination in ((gradients, held), (held, gradients))
+        for source, destination in pairs
         if n
     )
 
