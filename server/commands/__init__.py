@@ -29,6 +29,7 @@ for command in (
     federation.bundle,
     federation.compare,
     machine.doctor,
+    machine.probe,
     machine.tune,
     models.model,
     models.evaluate,

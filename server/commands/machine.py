@@ -1,4 +1,4 @@
-"""This machine: is it sound, and which kernel variants are fast on it."""
+"""This machine: is it sound, what do its processors and links do, which kernels are fast on it."""
 
 from __future__ import annotations
 
@@ -41,3 +41,22 @@ def tune(
     columns = ["backend", "device", "found"]
     console.console().print(console.table("pocketfed tune", columns, cells, fold=("found",)))
     finish({"devices": rows}, as_json)
+
+
+def probe(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the profile to this YAML file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the processors here and their links to the host; kept, and used from then on."""
+    from client.placement.probe import keep
+    from server import probe as probing
+
+    profile = probing.measure(console.console(stderr=True).print)
+    keep(profile)
+    if output is not None:
+        probing.write(profile, output)
+    for table in probing.render(profile):
+        console.console().print(table)
+    finish(probing.as_json(profile), as_json)
