@@ -20,6 +20,18 @@ class Metrics:
     count: int
     weight: float
 
+    def __add__(self, other: Metrics) -> Metrics:
+        """Of both together."""
+        right = None
+        if self.correct is not None and other.correct is not None:
+            right = self.correct + other.correct
+        return Metrics(
+            self.loss_sum + other.loss_sum,
+            right,
+            self.count + other.count,
+            self.weight + other.weight,
+        )
+
     @property
     def loss(self) -> float:
         """Mean over the predictions, weighted as the loss has it."""

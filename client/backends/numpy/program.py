@@ -171,13 +171,7 @@ class NumpyProgram(Program):
                 raise ValueError("the loss belongs to the last segment")
             labels = np.moveaxis(self._labels[:count], 0, -1)
             new = LOSS_FUNCTIONS[type(loss)](loss, plan.y, labels, total, plan.dy)
-            m = self._metrics
-            self._metrics = Metrics(
-                m.loss_sum + new.loss_sum,
-                None if m.correct is None or new.correct is None else m.correct + new.correct,
-                m.count + new.count,
-                m.weight + new.weight,
-            )
+            self._metrics += new
         if self._commands is not None:
             nbytes = plan.y.nbytes + plan.dy.nbytes
             self._commands.append(single("loss", "compute", nbytes, perf_counter() - began))
