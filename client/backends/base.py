@@ -258,6 +258,20 @@ class Program(ABC):
         if batch < 1 or (batch > self.capacity and not self.recipe.accumulates):
             raise ValueError(f"batches of {batch}, but the program holds {self.capacity}")
 
+    def _check_order(self, order: NDArray[np.int32], num_examples: int) -> None:
+        if not len(order) or order.min() < 0 or order.max() >= num_examples:
+            raise ValueError(f"an order must number examples of the {num_examples} loaded")
+
+    def _check_gather(self, start: int, count: int, num_ordered: int, batch: int) -> None:
+        """``batch`` and ``num_ordered``: the epoch's, 0 before the first one."""
+        if batch == 0:
+            raise RuntimeError("gather before begin_epoch")
+        if start < 0 or not 0 < count <= min(batch - start % batch, num_ordered - start):
+            raise ValueError(
+                f"gather of {count} from {start}: an order of {num_ordered} is visited by "
+                f"batches of {batch}"
+            )
+
     def _check_accumulates(self) -> None:
         if not self.recipe.accumulates:
             raise ValueError("the program was not compiled to add up gradients")

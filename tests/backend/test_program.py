@@ -392,6 +392,24 @@ def test_unfit_data_is_refused(device: Device, x: np.ndarray, y: list[int], mess
     program.release()
 
 
+def test_examples_that_are_not_there_are_refused(device: Device, subject: Subject) -> None:
+    """An order that numbers others, and a gather beyond a batch or the order's end."""
+    program, data = subject.program, subject.data
+    fresh = device.compile(subject.model.whole, BATCH)
+    with pytest.raises(RuntimeError, match="gather before begin_epoch"):
+        fresh.gather(0, 1)
+    fresh.release()
+    for order in ([], [0, 15], [-1, 0]):
+        with pytest.raises(ValueError, match="an order must number examples of the 15 loaded"):
+            program.begin_epoch(data, np.array(order, np.int32), BATCH, KEY)
+    subject.begin(np.arange(BATCH + 3, dtype=np.int32))
+    said = rf"an order of {BATCH + 3} is visited by batches of {BATCH}"
+    for start, count in ((0, 0), (1, BATCH), (BATCH, 4), (BATCH + 3, 1), (-BATCH, BATCH)):
+        with pytest.raises(ValueError, match=rf"gather of {count} from {start}: {said}"):
+            program.gather(start, count)
+    program.gather(BATCH, 3)
+
+
 @pytest.mark.parametrize("bad", [5.0, -1.0, 1.5, np.nan, np.inf])
 def test_what_is_no_token_is_refused(device: Device, bad: float) -> None:
     """Kernels read the weights' rows by token: none may lie outside."""

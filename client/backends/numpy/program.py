@@ -60,6 +60,7 @@ class NumpyProgram(Program):
         self._plans: dict[int, Plan] = {}
         self._data: NumpyData | None = None
         self._order: NDArray[np.int32] = np.empty(0, np.int32)
+        self._batch = 0  # of the epoch; 0 before the first
         self._labels: Labels = np.empty(0, np.int32)
         self._run = Run(training=True, dropout_key=0, rows=self._order)
         self._metrics = self._no_metrics()
@@ -113,8 +114,9 @@ class NumpyProgram(Program):
         if not isinstance(data, NumpyData):
             raise TypeError("the data set was loaded by another backend")
         self._check_batch(batch)
+        self._check_order(order, data.num_examples)
         data.check(self.segment.model, self.recipe.loss)
-        self._data, self._order = data, order
+        self._data, self._order, self._batch = data, order, batch
         self._run.dropout_key = dropout_key
         self._between_slices = False
 
@@ -124,8 +126,8 @@ class NumpyProgram(Program):
 
     # -- a step ----------------------------------------------------------------------------
     def gather(self, start: int, count: int) -> None:
-        if self._data is None:
-            raise RuntimeError("gather before begin_epoch")
+        self._check_gather(start, count, len(self._order), self._batch)
+        assert self._data is not None
         if not self._between_slices:
             self._sampling, self._sample_next = self._sample_next, False
             self._commands, self._commands_next = self._commands_next, None
@@ -274,7 +276,7 @@ class NumpyProgram(Program):
         self._memory = Memory(self.capacity, self.dtype)
         self._values = self._grads = self._held = np.empty(0, self.dtype)
         self._optimizer = OPTIMIZERS[self.recipe.optimizer](self._values, (), *[self._grads] * 2)
-        self._data = None
+        self._data, self._batch = None, 0
 
     def _plan(self, count: int) -> Plan:
         """The calls of a step for one batch size; its views are cut once."""

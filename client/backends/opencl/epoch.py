@@ -36,7 +36,12 @@ class Epoch:
         self._order: NDArray[np.int32] = np.empty(0, np.int32)
         self._order_there: cl.Buffer | None = None
         self._affine: list[cl.Buffer] = []
-        self._batch = 0
+        self.batch = 0  # examples in each but the last; 0 before the first epoch
+
+    @property
+    def num_ordered(self) -> int:
+        """Examples that the epoch visits."""
+        return len(self._order)
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +69,7 @@ class Epoch:
             self._set_affine(data.dtype)
             self._bound.clear()
         self._feed = self._feed_for(data, order, batch)
-        self._data, self._batch = data, batch
+        self._data, self.batch = data, batch
 
     def labels(self, start: int, count: int) -> Labels:
         """The host's labels of examples order[start:start + count]."""
@@ -74,14 +79,8 @@ class Epoch:
 
     def gather(self, start: int, count: int) -> tuple[list[Prepared], list[cl.Event]]:
         """The launches that bring examples order[start:start + count] in; what they wait for."""
-        if self._feed is None or self._data is None:
-            raise RuntimeError("gather before begin_epoch")
-        place = start % self._batch
-        if not 0 < count <= min(self._batch - place, len(self._order) - start):
-            raise ValueError(
-                f"gather of {count} from {start}: an order of {len(self._order)} is visited by "
-                f"batches of {self._batch}"
-            )
+        assert self._feed is not None
+        assert self._data is not None
         gather = self._gather_for(self._data, count)
         kernel, place = gather[0].kernel, gather[0].num_args
         wait_for: list[cl.Event] = []
@@ -109,6 +108,7 @@ class Epoch:
         if self._order_there is not None:
             self._device.allocator.give_back(self._order_there)
         self._affine, self._order_there, self._feed, self._data = [], None, None, None
+        self.batch = 0
         self._gather.clear()
         self._bound.clear()
 

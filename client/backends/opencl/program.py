@@ -153,8 +153,7 @@ class OpenCLProgram(Program):
         if not isinstance(data, OpenCLData):
             raise TypeError("the data set was loaded by another backend")
         self._check_batch(batch)
-        if not len(order) or order.min() < 0 or order.max() >= data.num_examples:
-            raise ValueError(f"an order must number examples of the {data.num_examples} loaded")
+        self._check_order(order, data.num_examples)
         data.check(self.segment.model, self.recipe.loss)
         if self._sample is not None:  # a step without an update: not a training step
             self._leave_profiling_queue()
@@ -178,6 +177,7 @@ class OpenCLProgram(Program):
 
     # -- a step ----------------------------------------------------------------------------
     def gather(self, start: int, count: int) -> None:
+        self._check_gather(start, count, self._epoch.num_ordered, self._epoch.batch)
         launches, wait_for = self._epoch.gather(start, count)
         if not self._between_slices:
             self._begin_sample()
