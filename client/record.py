@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from client.backends.figures import Traffic
@@ -67,6 +67,43 @@ class Placement:
     def without_trials(self) -> Placement:
         """For a further round: the kept layout alone."""
         return Placement((self.kept,))
+
+
+def cannot_be_repeated(recorded: Placement, here: Placement) -> str:
+    """What differs of two placements, with its likely cause where that is kernel variants alone."""
+    said = "the recorded placement cannot be repeated here"
+    if _without_variants(recorded) != _without_variants(here):
+        return f"{said}: recorded {recorded}, here {here}"
+    before, now = _variants(recorded), _variants(here)
+    differ = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    _, device, name = differ[0]
+    return (
+        f"{said}: {len(differ)} kernel variants differ, the first is that of {name} on "
+        f"{device.partition('|')[0]}: recorded '{before.get(differ[0], 'none')}', here "
+        f"'{now.get(differ[0], 'none')}'; kernels were probably tuned (pocketfed tune) between the "
+        "run and now: set POCKETFED_CACHE to an empty folder where the run used the kernels that "
+        "are shipped, else to the cache folder of the run"
+    )
+
+
+def _without_variants(placement: Placement) -> Placement:
+    return replace(
+        placement,
+        layouts=tuple(
+            replace(layout, parts=tuple(replace(part, variants=()) for part in layout.parts))
+            for layout in placement.layouts
+        ),
+    )
+
+
+def _variants(placement: Placement) -> dict[tuple[int, str, str], str]:
+    """(layout, device's key, operation) -> kernel variant."""
+    return {
+        (number, part.device, name): variant
+        for number, layout in enumerate(placement.layouts)
+        for part in layout.parts
+        for name, variant in part.variants
+    }
 
 
 @dataclass(frozen=True)

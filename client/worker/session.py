@@ -20,7 +20,7 @@ from client.data.shares import NodeData, Shares
 from client.errors import DeviceError, MismatchError, TrainingError
 from client.model.graph import Float32Array, Model
 from client.placement import planner, probe
-from client.record import NodeRecord, PlacedLayout, PlacedPart, Placement
+from client.record import NodeRecord, PlacedLayout, PlacedPart, Placement, cannot_be_repeated
 from client.timing import RoundClock
 from client.trainer import Outcome, Task
 from client.worker.devices import Devices
@@ -262,11 +262,8 @@ class Session:
             slice_of = program.capacity if program.recipe.accumulates else 0
             record.placement = Placement((PlacedLayout((part,), slice_of),))
             record.layout = info.backend
-            if asked.recorded not in (None, record.placement):
-                raise MismatchError(
-                    f"the recorded placement cannot be repeated here: recorded {asked.recorded}, "
-                    f"here {record.placement}"
-                )
+            if asked.recorded is not None and asked.recorded != record.placement:
+                raise MismatchError(cannot_be_repeated(asked.recorded, record.placement))
             slices = -(-task.batch // program.capacity)
             # adding up instead of an update in all slices, and the update
             record.launches = slices * program.usage.launches + (slices > 1)

@@ -441,16 +441,25 @@ def test_a_recorded_device_that_is_not_here_is_named(
 
 
 @pytest.mark.parametrize(
-    "change", [{"threads": 99}, {"variants": (("fc1", "gemm 8x2"),)}], ids=["threads", "variants"]
+    ("change", "said"),
+    [
+        ({"threads": 99}, r"recorded .* here "),
+        (
+            {"variants": (("fc1", "gemm 8x2"), ("fc2", "dot 4x1"))},
+            r"2 kernel variants differ, .* of fc1 on numpy: recorded 'gemm 8x2', here 'none'; "
+            r".*probably tuned \(pocketfed tune\) .*set POCKETFED_CACHE",
+        ),
+    ],
+    ids=["threads", "variants"],
 )
 def test_a_recorded_placement_that_came_out_otherwise_is_a_mismatch(
-    tmp_path: Path, change: dict[str, object]
+    tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     s = session(tmp_path, devices={"backend": "numpy"})
     here = fakes.placement("numpy", NUMPY.key, NUMPY.compute_units)
     assert a_round(s, recorded=here)[1].placement == here
     other = replace(here.kept.parts[0], **change)  # type: ignore[arg-type]
-    with pytest.raises(MismatchError, match=r"cannot be repeated here: recorded .* here "):
+    with pytest.raises(MismatchError, match=rf"cannot be repeated here: {said}"):
         a_round(s, recorded=Placement((PlacedLayout((other,)),)))
 
 
