@@ -3,7 +3,8 @@
 The SuperLink hands out a reply's header, once, as soon as that has come; the reply's objects are
 pulled one by one. Flower's own Grid then waits for all of them, minutes long where a node goes
 away in mid-upload, and meanwhile takes no other reply and keeps no deadline. Here a reply that is
-not whole is set aside, and what it lacks is asked for at the next pull.
+not whole is set aside, and what it lacks is asked for at the next pull. One that is not asked for
+any more is forgotten, but for answers to "who are you?", which are asked for between rounds alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import HttpGrid
 
+from client import wire
 from server.engine.delegate import DelegatingGrid
 
 
@@ -63,8 +65,11 @@ class PromptGrid(DelegatingGrid):
             if reply is not None:
                 del self._arriving[message_id]
                 replies.append(reply)
-        for message_id in set(self._arriving) - wanted:  # late: it need not fill the memory
-            self._arriving[message_id].contents.clear()
+        for message_id in set(self._arriving) - wanted:  # it need not fill the memory
+            if self._arriving[message_id].header.metadata.message_type == wire.WHO:
+                self._arriving[message_id].contents.clear()
+            else:  # late: a round that is over asks no more
+                del self._arriving[message_id]
         return replies
 
     def _pull_headers(self, wanted: set[str]) -> None:

@@ -22,6 +22,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from client import wire
 from client.children import Child
 from client.errors import RoundError
 from client.runtime import heartbeat
@@ -41,9 +42,9 @@ class SuperLink:
         self.pulled: list[str] = []
         self.confirmed: list[str] = []
 
-    def reply(self, value: float) -> str:
+    def reply(self, value: float, kind: str = "train") -> str:
         """A node's reply, all of it; the id of the message that it answers."""
-        task = Message(RecordDict(), 1, "train")
+        task = Message(RecordDict(), 1, kind)
         task.metadata.__dict__["_message_id"] = message_id = f"task {value:g}"
         arrays = ArrayRecord({"w": _array(value), "b": _array(value + 0.5)})
         reply = Message(RecordDict({"arrays": arrays}), reply_to=task)
@@ -126,12 +127,24 @@ def test_a_reply_on_its_way_holds_nobody_up(link: SuperLink, grid: PromptGrid) -
     assert len(link.pulled) == len(set(link.pulled)), "what was there was pulled again"
 
 
-def test_who_no_longer_waits_for_a_reply_gets_none(link: SuperLink, grid: PromptGrid) -> None:
+def test_a_late_reply_is_forgotten(link: SuperLink, grid: PromptGrid) -> None:
+    """Whole or not: nothing of it stays in memory for as long as the run lasts."""
     late, other = link.reply(1), link.reply(2)
     with held_back(link, late):
         assert grid.pull_messages([late]) == []
+        assert list(grid._arriving) == [late]
+        assert values(grid.pull_messages([other])) == [2]
+        assert grid._arriving == {}
+
+
+def test_who_a_node_is_may_be_asked_for_between_rounds_alone(
+    link: SuperLink, grid: PromptGrid
+) -> None:
+    answer, other = link.reply(1, wire.WHO), link.reply(2)
+    with held_back(link, answer):
+        assert grid.pull_messages([answer]) == []
     assert values(grid.pull_messages([other])) == [2]
-    assert values(grid.pull_messages([late])) == [1]
+    assert values(grid.pull_messages([answer])) == [1]
 
 
 def test_a_reply_that_was_dropped_is_an_error(link: SuperLink, grid: PromptGrid) -> None:
