@@ -2,7 +2,8 @@
 
 - ``x``, (n, *shape): uint8 stays uint8; float32 stays; float64, float16 and integers of other
   widths become float32 (integers up to 2**24, which float32 holds exactly). Numbers must be finite.
-  uint8 of shape (n, h, w) are images of one channel and become (n, 1, h, w).
+  uint8 of shape (n, h, w) are images of one channel and become (n, 1, h, w). Images (n, c, h, w)
+  in integers of other widths hold the same pixels, 0 to 255, and become uint8.
 - ``y``, (n, *labels): integers from 0 (class numbers) become int32; floating-point numbers, which
   must be finite, become float32.
 - further columns, (n,): integers or text, kept as they are.
@@ -54,6 +55,8 @@ def make_inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
             f"{where}: found dtype {x.dtype}, allowed: uint8 for images, float32 "
             "(float64, float16 and integers are converted)"
         )
+    if x.dtype.kind != "f" and x.ndim == 4:
+        return _pixels(x, where)
     with np.errstate(over="ignore"):  # what float32 cannot hold is reported as infinite below
         converted = np.ascontiguousarray(x, dtype=np.float32)
     if x.dtype.kind == "f":
@@ -61,6 +64,17 @@ def make_inputs(x: NDArray[Any], where: str) -> NDArray[Any]:
     else:
         _refuse_inexact(x, where)
     return converted
+
+
+def _pixels(x: NDArray[Any], where: str) -> NDArray[np.uint8]:
+    """Images in integers: float32 would be taken as normalised already."""
+    low, high = x.min(), x.max()
+    if low < 0 or high > 255:
+        raise DataError(
+            f"{where}: found {x.dtype} images from {low} to {high}, allowed: pixels from 0 to 255, "
+            "as in uint8, or float32, which is taken as it is: scale them and save either"
+        )
+    return np.ascontiguousarray(x, np.uint8)
 
 
 def _refuse_infinite(x: NDArray[np.float32], where: str) -> None:

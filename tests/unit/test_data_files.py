@@ -104,6 +104,22 @@ def test_uint8_images_gain_a_channel_and_nothing_else_does(tmp_path: Path) -> No
     assert load(npz(tmp_path / "d.npz", x=images[:, 0], y=[0, 1])).x.shape == (2, 3)
 
 
+@pytest.mark.parametrize("dtype", ["i2", "<u2", ">i4", "i8"])
+def test_images_in_integers_of_any_width_are_pixels(dtype: str, tmp_path: Path) -> None:
+    images = np.array([0, 1, 254, 255], np.uint8).reshape(2, 1, 2, 1)
+    found = load(npz(tmp_path / "a.npz", x=images.astype(dtype), y=[0, 1])).x
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, images)
+    limits = np.iinfo(dtype)
+    for value in {256, int(limits.min), int(limits.max)} - {0}:
+        other = images.astype(dtype)
+        other[1] = value
+        with pytest.raises(DataError, match=rf"x: found .* images from .*{value}.*: scale"):
+            load(npz(tmp_path / "b.npz", x=other, y=[0, 1]))
+    sequences = images[:, :, :, 0].astype(dtype)
+    assert load(npz(tmp_path / "c.npz", x=sequences, y=[0, 1])).x.dtype == np.float32
+
+
 def test_fortran_order_is_read_in_its_order_and_made_contiguous(tmp_path: Path) -> None:
     dataset = load(npz(tmp_path / "d.npz", x=np.asfortranarray(X), y=Y))
     np.testing.assert_array_equal(dataset.x, X)
