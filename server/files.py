@@ -22,9 +22,14 @@ def write_durably(path: Path, content: bytes, resumable: bool = False) -> None:
         finally:
             os.close(folder)
     except OSError as e:
-        full = resumable and e.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = ": free some space, then go on by --resume" if full else ""
-        raise StoreError(f"{path}: cannot be written: {reason(e)}{remedy}") from None
+        raise cannot_be_written(path, e, resumable) from None
+
+
+def cannot_be_written(path: Path, error: OSError, resumable: bool) -> StoreError:
+    """Says what to do where the disk is full and the file's run is ``resumable``."""
+    full = resumable and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = ": free some space, then go on by --resume" if full else ""
+    return StoreError(f"{path}: cannot be written: {reason(error)}{remedy}")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -11,6 +11,7 @@ model.safetensors   the final model
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import logging
@@ -30,7 +31,7 @@ from client import __version__
 from client.config import Experiment
 from client.errors import ConfigError, StoreError
 from client.lock import HeldError, take
-from server.files import reason, write_durably
+from server.files import cannot_be_written, reason, write_durably
 
 PACKAGES = (
     "flwr",
@@ -150,10 +151,17 @@ class _LogFile(logging.FileHandler):
             raise StoreError(f"{path}: cannot be written: {reason(e)}") from None
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
+    def close(self) -> None:
+        # what a full disk leaves unwritten here has been told as it came
+        with contextlib.suppress(OSError):
+            super().close()
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's own name)
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
-            raise StoreError(f"{self.baseFilename}: cannot be written: {reason(error)}") from None
+            path = Path(self.baseFilename)
+            resumable = RunFolder(path.parent).db.is_file()
+            raise cannot_be_written(path, error, resumable) from None
         super().handleError(record)
 
 

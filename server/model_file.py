@@ -22,15 +22,17 @@ def save_model(
     model: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
     metadata: Mapping[str, Any],
+    resumable: bool = False,
 ) -> None:
     """Write a model file: parameters under their names, the model's YAML mapping beside them.
 
     Any safetensors reader reads the parameters; ``load_model_file`` also gives the mapping, and
-    ``load_loss`` what the metadata has under "loss".
+    ``load_loss`` what the metadata has under "loss". ``resumable``: it is the end of a run that
+    can go on where it cannot be written.
     """
     own = {**metadata, "model": dict(model), "order": list(arrays)}
     tensors = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    write_durably(path, to_safetensors(tensors, {"pocketfed": json.dumps(own)}))
+    write_durably(path, to_safetensors(tensors, {"pocketfed": json.dumps(own)}), resumable)
 
 
 def load_model_file(path: Path) -> tuple[dict[str, Any], Arrays]:

@@ -138,7 +138,7 @@ class Run:
             "rounds": str(last.round),
             "accuracy": "" if last.accuracy is None else f"{last.accuracy:.6f}",
         }
-        save_model(self.folder.model, self.experiment.model, arrays, metadata)
+        save_model(self.folder.model, self.experiment.model, arrays, metadata, resumable=True)
         return Result(
             run=self.folder.path,
             rounds=last.round,

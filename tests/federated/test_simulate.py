@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import random
 import signal
@@ -19,7 +21,7 @@ import yaml
 from client.config import Experiment
 from client.errors import ConfigError, DataError, ModelError, StoreError
 from client.fields import overlay, parse
-from server import simulate
+from server import files, simulate
 from server.folder import RunFolder
 from server.model_file import load_model_file, save_model
 from server.store import Store
@@ -172,6 +174,38 @@ def test_a_folder_that_holds_something_is_refused(base: Path) -> None:
     with pytest.raises(ConfigError, match="is not empty"):
         simulate.start(experiment(), base, base / "run")
     assert [p.name for p in (base / "run").iterdir()] == ["mine.txt"]
+
+
+def test_a_disk_that_is_full_at_the_end_says_how_to_go_on(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rounds are whole then, and only the model's file is left to write."""
+    real = files.write_atomically
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "model.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, content)
+
+    said = r"run/model\.safetensors: .*: no space left on device: free .* go on by --resume$"
+    monkeypatch.setattr(files, "write_atomically", full)
+    with pytest.raises(StoreError, match=said):
+        simulate.start(experiment(), base, base / "run")
+    monkeypatch.undo()
+    assert simulate.resume(base / "run").rounds == 4
+    assert weights(base / "run")
+
+
+def test_a_full_disk_at_the_log_says_how_to_go_on_once_there_is_a_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.symlink_to("/dev/full")
+    said = r"log\.txt: cannot be written: no space left on device"
+    with folder.logging():
+        with pytest.raises(StoreError, match=rf"{said}$"):
+            logging.getLogger("server").warning("told")
+        folder.db.touch()
+        with pytest.raises(StoreError, match=rf"{said}: free some space, then go on by --resume$"):
+            logging.getLogger("server").warning("told")
 
 
 def test_runs_are_named_by_experiment_and_time(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
