@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +14,9 @@ from client.lock import HeldError, take
 
 MAX_SOCKET_PATH = 100
 """Longer paths of Unix sockets are refused by some systems (Linux: above 107 bytes)."""
+
+REMOVE_LIMIT_S, AGAIN_S = 10.0, 0.1
+"""How long, and how often, a folder is removed in which processes that are ending still write."""
 
 PREFIX, LOCK = "pocketfed-", "lock"
 
@@ -33,8 +37,12 @@ class TemporaryFolder:
         (self.path / "taking").rename(self.path / LOCK)  # nobody sees it before it is held
 
     def remove(self) -> None:
-        """All that is in it goes too; what others still write there is left."""
+        """All that is in it goes too; what others write there for long is left."""
+        end_s = time.monotonic() + REMOVE_LIMIT_S
         shutil.rmtree(self.path, ignore_errors=True)
+        while self.path.exists() and time.monotonic() < end_s:
+            time.sleep(AGAIN_S)
+            shutil.rmtree(self.path, ignore_errors=True)
         self._held.close()
 
     def __enter__(self) -> Self:

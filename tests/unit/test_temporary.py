@@ -52,6 +52,27 @@ def test_a_folder_is_gone_with_its_owner(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+def test_what_is_written_while_a_folder_is_removed_goes_too(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ray's processes, some of which end a moment after it has told them to."""
+    folder = TemporaryFolder(room=30)
+    last_words = folder.path / "logs" / "last-words"
+    real = os.rmdir
+
+    def rmdir(path: str, **how: int) -> None:
+        if Path(path).name == folder.path.name and not last_words.exists():
+            monkeypatch.setattr(os, "rmdir", real)
+            last_words.parent.mkdir()
+            last_words.touch()
+        real(path, **how)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    folder.remove()
+    assert os.rmdir is real, "nothing was written meanwhile"
+    assert list(home.iterdir()) == []
+
+
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_is_not(
     home: Path,
 ) -> None:
