@@ -17,6 +17,10 @@ settings.register_profile(
 )
 settings.load_profile("gate")
 
+SLOW_LIMIT_S = 1800.0
+"""For a test that takes up to two minutes on an idle machine of two cores: a slow and busy one
+takes many times as long, and what hangs is ended all the same."""
+
 FOREIGN = (
     *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
     *("GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH", "FLWR_HOME"),
@@ -30,6 +34,13 @@ def pytest_configure() -> None:
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ["TERM"] = "xterm"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests have a limit of their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,6 @@ def own_nbytes() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", names())
 def test_rounds_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str

@@ -207,7 +207,6 @@ def test_random_reader(device: Device, model: Model, how: tuple[Loss, int], coun
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @settings(SETTINGS, max_examples=40)
 @given(model=readers(), how=recipes(), count=st.sampled_from([1, 2, 5, 7]))
 def test_many_random_readers(
@@ -217,7 +216,6 @@ def test_many_random_readers(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @settings(SETTINGS, max_examples=40)
 @given(model=models(), how=recipes(), count=st.sampled_from([1, 2, 5, 7]))
 def test_many_random_stacks(

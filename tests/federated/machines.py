@@ -51,19 +51,28 @@ def descendants(pid: int) -> dict[int, str]:
     waiting = [pid]
     while waiting:
         parent = waiting.pop()
-        try:
-            threads = list(Path(f"/proc/{parent}/task").iterdir())
-            children = [int(c) for t in threads for c in (t / "children").read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            try:
+        for child in _children(parent):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
                 line = Path(f"/proc/{child}/cmdline").read_bytes()
-            except OSError:
-                continue
-            found[child] = line.replace(b"\0", b" ").decode()
-            waiting.append(child)
+                found[child] = line.replace(b"\0", b" ").decode()
+                waiting.append(child)
     return found
+
+
+def _children(pid: int) -> set[int]:
+    """Process ids of all children of a process, whichever of its threads started them."""
+    while True:
+        found: set[int] = set()
+        try:
+            threads = list(Path(f"/proc/{pid}/task").iterdir())
+        except OSError:
+            return found
+        try:
+            for thread in threads:
+                found |= {int(c) for c in (thread / "children").read_text().split()}
+        except OSError:  # a thread has ended, and another one has its children now
+            continue
+        return found
 
 
 def alive(pid: int) -> bool:
@@ -72,6 +81,13 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def _send(pids: set[int], number: signal.Signals) -> None:
+    """A signal to each process that has not ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class Program:
@@ -99,7 +115,7 @@ class Program:
         return self.process.pid
 
     def text(self) -> str:
-        return self.output.read_text()
+        return self.output.read_text(errors="replace")
 
     def waits_for(self, text: str) -> None:
         """Until it has printed ``text``."""
@@ -119,9 +135,16 @@ class Program:
 
     def child(self, module: str) -> int:
         """Process id of its child that runs ``module``."""
-        self.look()
-        (pid,) = [p for p, line in descendants(self.pid).items() if f"-m {module}" in line]
-        return pid
+        found: list[int] = []
+
+        def alone() -> bool:
+            """One that is being replaced, or starts a process, may be there twice or not at all."""
+            self.look()
+            found[:] = [p for p, line in descendants(self.pid).items() if f"-m {module}" in line]
+            return len(found) == 1
+
+        self.wait_until(alone, f"not one child runs {module}")
+        return found[0]
 
     def trained(self) -> tuple[int, int]:
         """Of a node: the last rounds whose training it has begun, and done; 0 if none."""
@@ -142,7 +165,7 @@ class Program:
 
         wait_until(ended, limit_s, self.text)
         left = lambda: [pid for pid in self.seen if alive(pid)]  # noqa: E731
-        wait_until(lambda: not left(), 60, lambda: f"left behind: {left()}")
+        wait_until(lambda: not left(), LIMIT_S, lambda: f"left behind: {left()}")
         return self.process.returncode
 
     def interrupt(self, how: signal.Signals = signal.SIGINT) -> int:
@@ -153,12 +176,12 @@ class Program:
 
     def crash(self) -> None:
         """As if the machine lost power: this process and all its children, at once."""
-        pids = [self.pid, *descendants(self.pid)]
-        self.seen |= set(pids[1:])
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        halted: set[int] = set()
+        while new := {self.pid, *descendants(self.pid)} - halted:  # until none can start another
+            _send(new, signal.SIGSTOP)
+            halted |= new
+        self.seen |= halted - {self.pid}
+        _send(halted, signal.SIGKILL)
         self.process.wait()
 
     def kill(self) -> None:

@@ -575,7 +575,7 @@ def _command(arguments: str, **over: Any) -> subprocess.CompletedProcess[bytes]:
     script = "from server.cli import main; main()"
     environment = {**os.environ, "P": f"{sys.executable} -c '{script}'"} | over
     return subprocess.run(
-        ["bash", "-c", arguments], env=environment, capture_output=True, timeout=280, check=False
+        ["bash", "-c", arguments], env=environment, capture_output=True, check=False
     )
 
 

@@ -119,7 +119,6 @@ def assert_close(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) -> None:
     """Later replies than the deadline are left out; the node takes part again when it is free."""
     pytest.importorskip("mlxtend")
@@ -149,7 +148,6 @@ def test_the_quickstart_on_real_nodes_of_which_one_is_late_once(here: Machines) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_nodes_that_come_late_crash_or_lose_their_app(here: Machines) -> None:
     """The round goes on without them, the record says what became of each, and who is back trains.
 
@@ -191,7 +189,6 @@ def test_nodes_that_come_late_crash_or_lose_their_app(here: Machines) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_server_that_was_killed_goes_on_where_it_was(here: Machines) -> None:
     """Its nodes stay warm, and find the new one by themselves; the weights are as if nothing were,
     and as on the inline engine. Then the nodes are stopped by signals.
@@ -206,10 +203,11 @@ def test_a_server_that_was_killed_goes_on_where_it_was(here: Machines) -> None:
     wait_for_round(first, run, 2)
     assert "3 of 3 nodes connected" in first.text()
     number, workers = halt_between_rounds(nodes)
+    wait_for_round(first, run, number - 1)  # what the nodes have done is still on its way
     first.crash()
     resume(workers)
     assert rounds_done(run) == number - 1
-    nodes[0].waits_for("does not answer (")
+    nodes[0].waits_for("): asking again")  # at their start they asked before it was there
     second = here.serve("second", "--resume", "run", "--wait", "250", **proxy)
     assert second.ends() == 0, second.text()
     assert result(second)["rounds"] == 6
@@ -236,7 +234,6 @@ OLD = "import client\nclient.__version__ = '0.0.9'\n"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_who_is_refused_and_how_a_run_fails(here: Machines) -> None:
     """Another version, and a second node of one name, with both sides told; then all nodes fail."""
     prepare(here.folder, train={"lr": 1e30})
@@ -286,7 +283,6 @@ EVIL = "from pathlib import Path\nPath({marker!r}).touch()\n"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_bundle_with_code_is_refused_and_its_code_not_run(here: Machines) -> None:
     """As `flwr run` would submit it; then the server is interrupted, and leaves nothing behind."""
     file = prepare(here.folder)

@@ -57,7 +57,6 @@ def run_in_flower(folder: str, out: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_apps_run_in_flowers_simulation(base: Path) -> None:
     pytest.importorskip("ray")
     out = base / "flower"
@@ -66,7 +65,6 @@ def test_the_apps_run_in_flowers_simulation(base: Path) -> None:
         [sys.executable, "-c", _RAY, str(HERE), str(base), str(out)],
         capture_output=True,
         text=True,
-        timeout=800,
         cwd=base,
         env={**os.environ, "PYTHONPATH": str(HERE), **quiet},
     )

@@ -71,7 +71,6 @@ def train(message, context):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_stock_node_takes_part_if_the_experiment_allows_it(here: Machines) -> None:
     pytest.importorskip("torch")
     prepare(here.folder, data={"partition": {"nodes": 2}})
@@ -163,7 +162,6 @@ insecure = true
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_nodes_of_ours_train_for_a_stock_server(here: Machines) -> None:
     """With a model of their own; the code in the run's bundle is not run on them."""
     file = prepare(here.folder, data={"partition": {"nodes": 2}, "node_holdout": 0.2})

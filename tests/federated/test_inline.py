@@ -209,7 +209,6 @@ run_simulation(server, app, num_supernodes=len(NAMES), backend_config=resources)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_flowers_ray_runtime_gives_equal_weights(tmp_path: Path) -> None:
     """The same app, the same strategies, in Flower's simulation runtime."""
     pytest.importorskip("ray")
@@ -218,7 +217,6 @@ def test_flowers_ray_runtime_gives_equal_weights(tmp_path: Path) -> None:
         [sys.executable, "-c", _RAY, str(HERE)],
         capture_output=True,
         text=True,
-        timeout=800,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(HERE), **quiet},
     )

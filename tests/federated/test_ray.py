@@ -24,8 +24,6 @@ from server.store import Store
 
 __all__ = ["base"]
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def pocketfed(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (base / "small.yaml").write_text(yaml.safe_dump(EXPERIMENT))
@@ -36,7 +34,6 @@ def pocketfed(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "POCKETFED_CACHE": str(base / "cache")},
         capture_output=True,
         text=True,
-        timeout=800,
     )
 
 
@@ -86,7 +83,8 @@ def test_ended_by_sigterm_as_by_ctrl_c_with_nothing_left(base: Path) -> None:
         command = (POCKETFED, "simulate", "long.yaml", "--engine", "ray", "--out", "ended")
         program = here.start("ray", *command, TMPDIR=temporary)
         program.waits_for("round 2/")
-        (folder,) = Path(temporary).iterdir()
+        # beside it, files come and go by which processes find out where they may write
+        (folder,) = (path for path in Path(temporary).iterdir() if path.is_dir())
         assert (folder / "session_latest").exists()
         assert program.interrupt(signal.SIGTERM) == 130, program.text()
         assert os.listdir(temporary) == []

@@ -234,15 +234,31 @@ def test_going_on_keeps_to_the_choices_made(work: Path, monkeypatch: pytest.Monk
 
 # -- kill -9 ---------------------------------------------------------------------------------
 
-_COMMAND = [sys.executable, "-c", "from server.cli import main; main()", "simulate"]
+_MAIN = "from server.cli import main; main()"
+_HELD = f"""
+import time
+from client import trainer
+
+real, calls = trainer.train, []
+
+def train(*given):
+    calls.append(given)
+    if len(calls) == 4:
+        time.sleep(3600)
+    return real(*given)
+
+trainer.train = train
+{_MAIN}
+"""
+"""A run that does not come to its end, however long it is left alone: the fourth training waits."""
 _ROUNDS = 40
 _KILLS = 10
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object, code: str = _MAIN) -> subprocess.Popen[str]:
     """A process of its own, once its first line says that the run has begun."""
     process = subprocess.Popen(
-        [*_COMMAND, *map(str, arguments)],
+        [sys.executable, "-c", code, "simulate", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -300,7 +316,7 @@ def test_killed_at_moments_spread_over_the_run(work: Path) -> None:
 def test_ended_by_sigterm_as_by_ctrl_c(work: Path) -> None:
     """What ends services and containers: noted in the record, and told."""
     path = write_experiment(work, federation={"rounds": _ROUNDS})
-    with start(path, "--out", "ended") as process:
+    with start(path, "--out", "ended", code=_HELD) as process:
         process.terminate()
         rest, _ = process.communicate()
     assert process.returncode == 130

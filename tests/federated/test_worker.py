@@ -543,6 +543,7 @@ def test_a_worker_ends_when_its_broker_is_killed(tmp_path: Path) -> None:
                 pid = int(process.stdout.readline())
                 assert not gone(pid, limit_s=0.1)
                 process.kill()
+                process.wait(120)
                 assert gone(pid)
                 app.wait(120)
             left = Path(variables[TOKEN_VARIABLE]).parent

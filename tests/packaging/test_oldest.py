@@ -108,9 +108,9 @@ def test_a_worker_trains_with_the_oldest_packages_that_flower_admits(tmp_path: P
     assert run(sys.executable, "-m", "venv", tmp_path / "venv").returncode == 0
     pins = [f"{name}=={version}" for name, version in versions.items()]
     done = run(python, "-m", "pip", "install", "-q", "--only-binary", ":all:", *pins)
-    if done.returncode != 0 and "No matching distribution" in done.stderr:
-        pytest.skip(f"no wheels of {', '.join(pins)}, or no way to PyPI: {done.stderr[-300:]}")
-    assert done.returncode == 0, done.stderr
+    assert "ResolutionImpossible" not in done.stderr, done.stderr  # they exclude each other
+    if done.returncode != 0:  # for this Python, on the way from PyPI, or on this disk
+        pytest.skip(f"no wheels of {', '.join(pins)} here: {done.stderr[-300:]}")
     script = tmp_path / "rounds.py"
     script.write_text(_ROUNDS)
     where = {"PYTHONPATH": str(ROOT), "POCKETFED_CACHE": str(tmp_path / "cache")}
