@@ -4,7 +4,8 @@ GPU drivers do return wrong numbers (all zeros from an fp16 GEMM, one kernel var
 after a driver's upgrade). So whole training steps of the compiled variants, at the model's real
 shapes, are computed on both, and every gradient is compared, and an evaluation after them: once
 for a device, driver, version of this package, set of kernels and model; a pass is kept in the
-cache folder.
+cache folder. A segment of a network that is cut is held against numpy's program of that segment,
+with random tensors at its boundaries.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 import logging
 from dataclasses import replace
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +76,8 @@ def check(device: Device, program: Program, model: Model) -> bool:
 
 def _key(device: Device, program: Program, model: Model) -> str:
     code = (__version__, kernels.digest())
-    compiled = (program.capacity, program.recipe, program.usage)
+    blocks = program.segment.first, program.segment.stop
+    compiled = (*blocks, program.capacity, program.recipe, program.usage)
     what = (device.info.key, *code, model.digest, *compiled)
     return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
@@ -83,7 +86,7 @@ def compare(program: Program, device: Device, model: Model) -> None:
     """Two steps and an evaluation, on both; ParityError naming what differs first."""
     reference = backends.get(backends.REFERENCE)
     numpy_device = reference.open(reference.devices()[0])
-    numpy_program = numpy_device.compile(model.whole, program.capacity, program.recipe)
+    numpy_program = numpy_device.compile(program.segment, program.capacity, program.recipe)
     try:
         for draw in range(DRAWS):
             try:
@@ -110,6 +113,8 @@ def _compare_draw(
     gradients = [name for name in want if name.startswith("gradient")]
     least = SMALL * max((_typical(want[name]) for name in gradients), default=0.0)
     for name, expected in want.items():
+        if not expected.size:  # nothing is trained
+            continue
         floor = least if name in gradients else 0.0
         _compare_tensor(device, program, name, got[name], expected, floor)
 
@@ -117,36 +122,59 @@ def _compare_draw(
 def _results(device: Device, program: Program, model: Model, draw: int) -> dict[str, Float32Array]:
     """Results of training steps on a full batch and a part of one, in the order of computing.
 
-    Logits, gradients, loss, what two updates change (a wrong one is small beside the parameters
-    themselves); then the logits of the full batch in evaluation; and, of a program that adds up
-    gradients, those of a batch in three slices.
+    Output, gradients, loss, what two updates change (a wrong one is small beside the parameters
+    themselves); then the output of the full batch in evaluation; and, of a program that adds up
+    gradients, those of a batch in three slices. What would come from a network's other segments is
+    random; then the second update is clipped by a norm that is given.
     """
     full, part = program.capacity, max(1, program.capacity * 2 // 3 - 1)
+    segment = program.segment
     g = generator("parity", model.digest, draw)
     x = model.input.draw(g, full + part)
     y = program.recipe.loss.random_labels(model.output_shape, full + part, g)
+    boundary, output_grad = (
+        g.standard_normal((full + part, *model.tensors[tensor]), np.float32)
+        for tensor in (segment.input, segment.output)
+    )
     data = device.load(x, y)
     order = g.permutation(full + part).astype(np.int32)
     program.begin_epoch(data, order, full, dropout_key=1)
-    params = initialise(model, seed=0)
+    params = segment.values_of(initialise(model, seed=0))
+    output = "logits" if segment.is_last else "output"
     result: dict[str, Float32Array] = {}
+
+    def forward(start: int, count: int, training: bool = True) -> None:
+        program.gather(start, count)
+        if not segment.is_first:
+            program.put_input(boundary[start : start + count])
+        program.forward(count, training)
+
     for start, count in ((0, full), (full, part)):
         program.upload(params)
-        program.gather(start, count)
-        program.forward(count)
-        program.loss(count)
+        forward(start, count)
+        if segment.is_last:
+            program.loss(count)
+        else:
+            program.put_output_grad(output_grad[start : start + count] / np.float32(count))
         program.backward(count)
-        result[f"logits of a batch of {count}"] = program.take_output(count)
-        for name, grad in model.views(program.read_grads()).items():
+        result[f"{output} of a batch of {count}"] = program.take_output(count)
+        for name, grad in segment.named(program.read_grads()).items():
             result[f"gradient of {name} at a batch of {count}"] = grad.astype(np.float32)
-    result["loss"] = np.array([program.read_metrics().loss], np.float32)
-    for hyper in (HYPER, CLIPPED):
-        program.update(hyper)
+        if segment.needs_input_grad:
+            result[f"gradient of the input at a batch of {count}"] = program.take_input_grad(count)
+    if segment.is_last:
+        result["loss"] = np.array([program.read_metrics().loss], np.float32)
+    program.update(HYPER)
+    norm: float | None = None
+    if not segment.is_whole:
+        squares = program.grad_squares(CLIPPED)
+        result["sum of the gradient's squares"] = np.array([squares], np.float32)
+        norm = 2 * sqrt(squares)
+    program.update(CLIPPED, norm)
     result["change of the parameters in two updates"] = program.download() - params
-    program.gather(0, full)
-    program.forward(full, training=False)
-    result[f"logits of a batch of {full} in evaluation"] = program.take_output(full)
-    if program.recipe.accumulates:
+    forward(0, full, training=False)
+    result[f"{output} of a batch of {full} in evaluation"] = program.take_output(full)
+    if program.recipe.accumulates and segment.is_whole:
         in_slices = np.concatenate([order, order[:full]])
         program.begin_epoch(data, in_slices, len(in_slices), dropout_key=1)
         program.upload(params)
@@ -171,9 +199,12 @@ def _compare_tensor(
         return
     layer = name.removeprefix("gradient of ").split(" ")[0].rsplit(".", 1)[0]
     variants = ", ".join(f"{op}: {v}" for op, v in program.usage.variants if op.startswith(layer))
+    segment = program.segment
+    blocks = segment.model.block_names[segment.first : segment.stop]
+    where = "" if segment.is_whole else f" in the blocks {blocks[0]} to {blocks[-1]}"
     raise ParityError(
         f"{device.info.name} ({device.info.platform}, driver {device.info.driver}) computes wrong "
-        f"numbers: {name}, shape {want.shape}, differs from numpy by {norm:.2g} of its norm "
+        f"numbers{where}: {name}, shape {want.shape}, differs from numpy by {norm:.2g} of its norm "
         f"(allowed {NORM_TOLERANCE:g}), {largest:.2g} of its largest value "
         f"(allowed {MAX_TOLERANCE:g})" + (f"; kernels {variants}" if variants else "")
     )

@@ -304,6 +304,11 @@ class Segment:
         return self.stop == len(self.model.block_names)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole network."""
+        return self.is_first and self.is_last
+
+    @property
     def input(self) -> int:
         """Number of the tensor that enters."""
         return self.ops[0].inputs[0]
@@ -388,6 +393,14 @@ class Segment:
         for run, at in self.trained_places:
             grads[run] = trained[at : at + run.stop - run.start]
         return grads
+
+    def named(self, params: NDArray[Scalar]) -> dict[str, NDArray[Scalar]]:
+        """Named, shaped views into what has a place for each of the segment's parameters."""
+        return {
+            p.name: params[self.place(p) :][: p.size].reshape(p.shape)
+            for op in self.ops
+            for p in op.params
+        }
 
     @property
     def needs_input_grad(self) -> bool:

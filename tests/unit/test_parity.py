@@ -13,10 +13,10 @@ import pytest
 import kernels
 from client import parity
 from client.backends.base import Device, Program
-from client.backends.recipe import DEFAULT_RECIPE
+from client.backends.recipe import DEFAULT_RECIPE, Hyper
 from client.errors import ParityError
 from client.model import Model, build_model
-from client.model.graph import Float32Array
+from client.model.graph import Float32Array, Segment
 from tests import fakes
 from tests.fakes import Fake, Spoil
 
@@ -121,8 +121,8 @@ def test_a_fault_of_small_batches_alone_is_refused() -> None:
 
 def test_a_wrong_update_is_refused() -> None:
     class NoMomentum(fakes.FakeProgram):
-        def update(self, hyper):  # type: ignore[no-untyped-def]
-            super().update(replace(hyper, momentum=0.0))
+        def update(self, hyper: Hyper, norm: float | None = None) -> None:
+            super().update(replace(hyper, momentum=0.0), norm)
 
     fake = Fake("fake")
     device = fake.open(fake.devices()[0])
@@ -163,6 +163,75 @@ def test_the_message_names_device_driver_error_and_kernel() -> None:
     assert "differs from numpy by 1 of its norm (allowed 0.01)" in text
     assert text.endswith("kernels fc2.backward: gemm 8x2")
     assert "\n" not in text
+
+
+# -- segments of a network that is cut ---------------------------------------------------------
+
+CUTS = [(0, 2), (1, 3), (2, 4), (3, 4)]  # of flatten, fc1, relu, fc2
+
+
+@pytest.mark.parametrize("blocks", CUTS)
+def test_segments_of_numpy_agree_with_themselves(blocks: tuple[int, int]) -> None:
+    device = fakes.numpy_device()
+    program = device.compile(Segment(fakes.model(), *blocks), BATCH)
+    parity.compare(program, device, fakes.model())
+
+
+def broken_segment(
+    broken: type[fakes.FakeProgram], blocks: tuple[int, int]
+) -> tuple[Device, Program]:
+    fake = Fake("fake")
+    device = fake.open(fake.devices()[0])
+    assert isinstance(device, fakes.FakeDevice)
+    segment = Segment(fakes.model(), *blocks)
+    return device, broken(segment, BATCH, DEFAULT_RECIPE, device, fake)
+
+
+class LostRows(fakes.FakeProgram):
+    def take_input_grad(self, count: int) -> Float32Array:
+        grad = super().take_input_grad(count)
+        grad[count // 2 :] = 0
+        return grad
+
+
+class LostSquares(fakes.FakeProgram):
+    def grad_squares(self, hyper: Hyper) -> float:
+        return super().grad_squares(hyper) / 2
+
+
+class OwnNorm(fakes.FakeProgram):
+    def update(self, hyper: Hyper, norm: float | None = None) -> None:
+        super().update(hyper)
+
+
+class LostInput(fakes.FakeProgram):
+    def put_input(self, x: Float32Array) -> None:
+        super().put_input(np.zeros_like(x))
+
+
+class LostGradient(fakes.FakeProgram):
+    def put_output_grad(self, dy: Float32Array) -> None:
+        super().put_output_grad(dy[::-1])
+
+
+@pytest.mark.parametrize(
+    ("broken", "blocks", "message"),
+    [
+        (LostRows, (1, 3), "the blocks fc1 to .*: gradient of the input at a batch of 8"),
+        (LostRows, (3, 4), "gradient of the input at a batch of 8"),
+        (LostSquares, (0, 2), "squares"),
+        (OwnNorm, (3, 4), "change of the parameters in two updates"),
+        (LostInput, (2, 4), "logits of a batch of 8"),
+        (LostInput, (1, 2), "output of a batch of 8"),
+        (LostGradient, (0, 2), r"gradient of fc1\.weight"),
+    ],
+)
+def test_a_broken_boundary_is_refused(
+    broken: type[fakes.FakeProgram], blocks: tuple[int, int], message: str
+) -> None:
+    device, program = broken_segment(broken, blocks)
+    with pytest.raises(ParityError, match=message):
+        parity.compare(program, device, fakes.model())
 
 
 # -- what is kept ----------------------------------------------------------------------------
@@ -235,6 +304,15 @@ def test_another_model_is_checked_anew(compared: list[str]) -> None:
     assert check(Fake("fake"))
     assert check(Fake("fake"), other)
     assert len(compared) == 2
+
+
+def test_other_segments_are_checked_anew(compared: list[str]) -> None:
+    device = fakes.numpy_device()
+    for blocks in CUTS:
+        program = device.compile(Segment(fakes.model(), *blocks), BATCH)
+        assert parity.check(device, program, fakes.model())
+        assert not parity.check(device, program, fakes.model())
+    assert len(compared) == len(CUTS)
 
 
 def test_other_variants_are_checked_anew(compared: list[str]) -> None:
