@@ -12,6 +12,13 @@ from client.backends.figures import Command
 from client.placement.layout import Layout
 from client.placement.profile import Link
 
+FLOAT_NBYTES = 4
+
+MEASURED_LINK = 0.3
+OBSERVED = 0.1
+"""Relative uncertainty of what passes over a link by the probe's figures, and of what was seen in
+training."""
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -111,9 +118,39 @@ class Costs:
     processors: tuple[ProcessorCost, ...]
     boundaries: tuple[Boundary, ...]  # one fewer than blocks
     num_trained: int
-    num_values: int
+    block_values: tuple[int, ...]  # numbers that are sent, of each block
     batch_layers: tuple[str, ...] = ()
     clips: bool = False
     contention: Mapping[frozenset[str], float] = field(default_factory=dict)
     edges: Mapping[frozenset[str], float] = field(default_factory=dict)
     observed: Mapping[Layout, float] = field(default_factory=dict)
+
+    @property
+    def num_values(self) -> int:
+        """Of all blocks."""
+        return sum(self.block_values)
+
+    def processor(self, key: str) -> ProcessorCost:
+        """The processor of a key; ValueError where it has no costs."""
+        for processor in self.processors:
+            if processor.key == key:
+                return processor
+        raise ValueError(f"no costs are known of {key}")
+
+    def contends(self, one: str, other: str) -> float:
+        """See ``contention``."""
+        return self.contention.get(frozenset((one, other)), 0.0)
+
+    def move_s(self, source: ProcessorCost, target: ProcessorCost, nbytes: int) -> float:
+        """Seconds of a tensor from one processor to another, through the host."""
+        seconds = source.link.download_s(nbytes) + target.link.upload_s(nbytes)
+        return seconds * self.edges.get(frozenset((source.key, target.key)), 1.0)
+
+    def round_moves_s(self, processor: ProcessorCost, first: int, stop: int) -> float:
+        """Values of blocks [first, stop) up and down, as once a round."""
+        nbytes = FLOAT_NBYTES * sum(self.block_values[first:stop])
+        return processor.link.upload_s(nbytes) + processor.link.download_s(nbytes)
+
+    def edge_uncertainty(self, one: str, other: str) -> float:
+        """Relative, of what passes between two processors."""
+        return OBSERVED if frozenset((one, other)) in self.edges else MEASURED_LINK

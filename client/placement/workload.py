@@ -12,9 +12,9 @@ from math import prod
 
 from client.backends.recipe import Recipe
 from client.model.graph import Model, Op
-from client.model.layers import GRU, LSTM, Conv, Linear, Shape
+from client.model.layers import GRU, LSTM, Conv, Flatten, Linear, Shape
+from client.placement.cost import FLOAT_NBYTES
 
-FLOAT_NBYTES = 4
 OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
 """Numbers that an optimizer keeps for each trained parameter."""
 
@@ -96,6 +96,8 @@ class Workload:
 
     def forward(self, op: Op, rows: int) -> Work:
         """Inputs and parameters read, output written."""
+        if isinstance(op.layer, Flatten):
+            return NOTHING
         x = self.model.tensors[op.inputs[0]]
         numbers = rows * (self._read(op) + prod(self.model.tensors[op.output])) + _size(op)
         found = product(op, x, rows)
@@ -109,7 +111,7 @@ class Workload:
     def backward(self, op: Op, rows: int) -> Work:
         """As many operations for the parameters' gradients as forward, and for the inputs'."""
         passes = int(op.trained) + self._passes_on(op)
-        if not passes:
+        if not passes or isinstance(op.layer, Flatten):
             return NOTHING
         x = self.model.tensors[op.inputs[0]]
         dx = self._read(op) if self._passes_on(op) else 0
@@ -130,10 +132,14 @@ class Workload:
         """Trained parameters of a unit-block."""
         return sum(_size(op) for op in self.ops(block) if op.trained)
 
+    def num_values(self, block: int) -> int:
+        """Parameters and buffers of a unit-block."""
+        return sum(v.size for op in self.ops(block) for v in (*op.params, *op.buffers))
+
     def params_nbytes(self, block: int) -> int:
-        """Values (buffers too), and gradients and optimizer state of what is trained."""
-        values = sum(v.size for op in self.ops(block) for v in (*op.params, *op.buffers))
-        return FLOAT_NBYTES * (values + (1 + self.states) * self.num_trained(block))
+        """Values, and gradients and optimizer state of what is trained."""
+        trained = (1 + self.states) * self.num_trained(block)
+        return FLOAT_NBYTES * (self.num_values(block) + trained)
 
     def row_nbytes(self, block: int) -> int:
         """Activations of one example, which backward reads, and their gradients, if there are.

@@ -1,0 +1,224 @@
+"""Corrects costs by what was seen in training. Pure.
+
+Sampled commands say what each unit-block took of its processor; whole steps say what a processor
+took in all, with what no command has; cuts and splits say what passing between two took, and what
+two lose that work at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import geometric_mean, median
+
+from client.backends.figures import Command
+from client.model.graph import Model
+from client.placement.cost import (
+    OBSERVED,
+    Affine,
+    BlockCost,
+    Costs,
+    ProcessorCost,
+    SampledStep,
+    TimedSteps,
+)
+from client.placement.layout import Layout
+from client.placement.steps import predict, together_s
+
+SCALED = 0.3
+"""Relative uncertainty of a block whose processor's whole steps alone were seen."""
+
+EDGE_FACTORS = (0.2, 5.0)
+MOST_CONTENTION = 3.0
+"""Beyond these, whatever made the step longer was not the transfer, or not the other processor."""
+
+
+def calibrate(
+    costs: Costs,
+    model: Model,
+    sampled: Sequence[SampledStep] = (),
+    timed: Sequence[TimedSteps] = (),
+) -> Costs:
+    """The costs as corrected by all of ``sampled`` and ``timed``; what they do not know is left
+    out, and the later of equals counts no more than the earlier."""
+    keys = {p.key for p in costs.processors}
+    timed = [t for t in timed if keys.issuperset(t.layout.devices)]
+    processors = []
+    for processor in costs.processors:
+        commands = [s for s in sampled if s.device == processor.key]
+        processor = _by_commands(processor, model, commands)
+        whole = [
+            t for t in timed if t.layout == Layout.whole(processor.key, len(costs.block_names))
+        ]
+        processors.append(_by_steps(processor, whole))
+    found = replace(costs, processors=tuple(processors))
+    found = _by_cuts(found, [t for t in timed if t.layout.kind == "cut"])
+    found = _by_splits(found, [t for t in timed if t.layout.kind == "split"])
+    return replace(found, observed=dict(costs.observed) | _medians(costs.batch, timed))
+
+
+def _medians(batch: int, timed: Iterable[TimedSteps]) -> dict[Layout, float]:
+    taken: dict[Layout, list[float]] = {}
+    for t in timed:
+        if t.rows == batch:
+            taken.setdefault(t.layout, []).append(t.step_s)
+    return {layout: median(steps) for layout, steps in taken.items()}
+
+
+# -- a processor's blocks, by commands --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Seconds of a sampled step by what they were spent on."""
+
+    forward: dict[int, float]
+    backward: dict[int, float]
+    update: float
+    gather: float
+    loss: float
+
+
+def _sums(commands: Sequence[Command], block_of: dict[str, int]) -> _Sums:
+    found = _Sums({}, {}, 0.0, 0.0, 0.0)
+    other = {"update": 0.0, "gather": 0.0, "loss": 0.0}
+    for command in commands:
+        block = block_of.get(command.op)
+        if command.part in other:
+            other[command.part] += command.seconds
+        elif block is not None:
+            sums = found.forward if command.part == "forward" else found.backward
+            sums[block] = sums.get(block, 0.0) + command.seconds
+    return replace(found, update=other["update"], gather=other["gather"], loss=other["loss"])
+
+
+def _by_commands(
+    processor: ProcessorCost, model: Model, sampled: Sequence[SampledStep]
+) -> ProcessorCost:
+    if not sampled:
+        return processor
+    block_of = {op.name: op.block for op in model.ops}
+    steps = [(s.rows, _sums(s.commands, block_of)) for s in sampled]
+    updates = [sums.update for _, sums in steps if sums.update]
+    predicted = sum(b.update_s for b in processor.blocks)
+    factor = median(updates) / predicted if updates and predicted else 1.0
+    seen = {b for _, sums in steps for b in (*sums.forward, *sums.backward)}
+
+    def block(number: int, cost: BlockCost) -> BlockCost:
+        cost = replace(cost, update_s=cost.update_s * factor)
+        if number not in seen:
+            return cost
+        # a block without commands of a part, in a program that has the block, does nothing there
+        own = [(n, s) for n, s in steps if number in s.forward or number in s.backward]
+        return replace(
+            cost,
+            forward=fit(cost.forward, [(n, s.forward.get(number, 0.0)) for n, s in own]),
+            backward=fit(cost.backward, [(n, s.backward.get(number, 0.0)) for n, s in own]),
+            uncertainty=OBSERVED,
+            observed=True,
+        )
+
+    return replace(
+        processor,
+        blocks=tuple(block(i, b) for i, b in enumerate(processor.blocks)),
+        gather=fit(processor.gather, [(n, s.gather) for n, s in steps if s.gather]),
+        loss=fit(processor.loss, [(n, s.loss) for n, s in steps if s.loss]),
+    )
+
+
+def fit(predicted: Affine, points: Sequence[tuple[int, float]]) -> Affine:
+    """The line through what was seen of two batch sizes or more; of one, the predicted, scaled.
+
+    ``points``: (rows, seconds); of equal rows, their median counts. Neither part is negative.
+    """
+    if not points:
+        return predicted
+    by_rows = {n: median(s for m, s in points if m == n) for n in {n for n, _ in points}}
+    low, high = min(by_rows), max(by_rows)
+    if low < high:
+        row_s = (by_rows[high] - by_rows[low]) / (high - low)
+        row_s = min(max(row_s, 0.0), by_rows[high] / high)
+        return Affine(by_rows[high] - row_s * high, row_s)
+    if predicted.at(high) == 0:
+        return Affine(by_rows[high], 0.0)
+    factor = by_rows[high] / predicted.at(high)
+    return Affine(predicted.fixed_s * factor, predicted.row_s * factor)
+
+
+# -- a processor in all, by whole steps -------------------------------------------------------
+
+
+def _by_steps(processor: ProcessorCost, timed: Sequence[TimedSteps]) -> ProcessorCost:
+    """All of a processor's lines scaled, so that they add up to its whole steps."""
+    if not timed:
+        return processor
+    lines = [processor.gather, processor.loss]
+    lines += [line for b in processor.blocks for line in (b.forward, b.backward)]
+    constant_s = processor.part_s + sum(b.update_s for b in processor.blocks)
+    total = Affine(constant_s + sum(x.fixed_s for x in lines), sum(x.row_s for x in lines))
+    seen = fit(total, [(t.rows, t.step_s) for t in timed])
+    fixed = seen.fixed_s / total.fixed_s if total.fixed_s else 1.0
+    row = seen.row_s / total.row_s if total.row_s else 1.0
+    beside_s = 0.0 if total.fixed_s else seen.fixed_s
+
+    def scaled(line: Affine) -> Affine:
+        return Affine(line.fixed_s * fixed, line.row_s * row)
+
+    return replace(
+        processor,
+        blocks=tuple(
+            replace(
+                b,
+                forward=scaled(b.forward),
+                backward=scaled(b.backward),
+                update_s=b.update_s * fixed,
+                uncertainty=min(b.uncertainty, SCALED),
+                observed=True,
+            )
+            for b in processor.blocks
+        ),
+        gather=scaled(processor.gather),
+        loss=scaled(processor.loss),
+        part_s=processor.part_s * fixed + beside_s,
+    )
+
+
+# -- pairs, by cuts and splits ----------------------------------------------------------------
+
+
+def _by_cuts(costs: Costs, timed: Sequence[TimedSteps]) -> Costs:
+    """What a cut's step took beyond its parts is its transfers'."""
+    factors: dict[frozenset[str], list[float]] = {}
+    for t in timed:
+        pair = frozenset(t.layout.devices)
+        if t.rows != costs.batch or len(pair) != 2:
+            continue
+        step = predict(costs, t.layout)
+        passing_s = sum(e.seconds for e in step.edges)
+        if passing_s > 0:
+            factor = (t.step_s - (step.step_s - passing_s)) / passing_s
+            low, high = EDGE_FACTORS
+            factors.setdefault(pair, []).append(min(max(factor, low), high))
+    edges = {
+        pair: costs.edges.get(pair, 1.0) * geometric_mean(found) for pair, found in factors.items()
+    }
+    return replace(costs, edges={**costs.edges, **edges})
+
+
+def _by_splits(costs: Costs, timed: Sequence[TimedSteps]) -> Costs:
+    """What a split's slices took beyond the longest of them is what they lose to each other."""
+    found: dict[frozenset[str], list[float]] = {}
+    for t in timed:
+        pair = frozenset(t.layout.devices)
+        if t.rows != costs.batch or len(pair) != 2:
+            continue
+        step = predict(costs, t.layout)
+        alone_s = {p.device: p.forward_s + p.backward_s for p in step.parts}
+        rest_s = step.step_s - together_s(costs, alone_s)
+        lost_s = t.step_s - rest_s - max(alone_s.values())
+        if min(alone_s.values()) > 0:
+            contention = min(max(lost_s / min(alone_s.values()), 0.0), MOST_CONTENTION)
+            found.setdefault(pair, []).append(contention)
+    return replace(
+        costs, contention={**costs.contention, **{p: median(c) for p, c in found.items()}}
+    )

@@ -1,0 +1,152 @@
+"""Costs from a profile alone: a roofline over each operation of the model. Pure.
+
+An operation's part of a step takes launches · launch_s + max(flops / speed, nbytes / bandwidth)
+(Williams, Waterman and Patterson, CACM 2009), with the speed of matrix products of the same
+arithmetic intensity and the bandwidth of copies of the same size, both measured on the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, pairwise
+from math import exp, log, prod
+
+from client.backends import REFERENCE
+from client.backends.recipe import DEFAULT_RECIPE, Recipe
+from client.model.graph import Model, Segment
+from client.placement.cost import (
+    FLOAT_NBYTES,
+    Affine,
+    BlockCost,
+    Boundary,
+    Costs,
+    ProcessorCost,
+)
+from client.placement.profile import DeviceProfile, Gemm, ProcessorProfile
+from client.placement.workload import Product, Work, Workload
+
+ROOFLINE = 0.5
+ASSUMED = 2.0
+"""Relative uncertainty of what the roofline says, and of what it says of assumed speeds."""
+
+ASSUMED_FLOPS_PER_S = 20e9
+ASSUMED_BYTES_PER_S = 5e9
+"""Of a processor whose arithmetic and copies were not measured: of the order of a phone's."""
+
+CALLS_PER_PART = 2
+"""Commands of a part that are no block's: the update, and what gathers labels or keys."""
+
+
+def estimate(
+    profile: DeviceProfile,
+    model: Model,
+    batch: int,
+    recipe: Recipe = DEFAULT_RECIPE,
+    clips: bool = False,
+) -> Costs:
+    """Costs of training ``model`` by batches of ``batch`` on the profile's processors.
+
+    ``clips``: gradients are clipped by their norm, which all parts must have before any updates.
+    """
+    work = Workload(model, recipe)
+    blocks = range(len(model.block_names))
+    return Costs(
+        batch=batch,
+        block_names=model.block_names,
+        processors=tuple(_processor(p, work, batch) for p in profile.processors),
+        boundaries=tuple(
+            Boundary(
+                FLOAT_NBYTES * prod(model.tensors[work.boundary(b)]),
+                Segment(model, b + 1, len(blocks)).needs_input_grad,
+            )
+            for b in blocks[:-1]
+        ),
+        num_trained=sum(param.size for param in model.trained),
+        block_values=tuple(work.num_values(b) for b in blocks),
+        batch_layers=model.batch_layers,
+        clips=clips,
+        contention=_contention(profile.processors),
+    )
+
+
+def seconds(processor: ProcessorProfile, work: Work) -> float:
+    """The roofline: see the module."""
+    if not work.launches:
+        return 0.0
+    if not processor.complete:
+        roof_s = max(work.flops / ASSUMED_FLOPS_PER_S, work.nbytes / ASSUMED_BYTES_PER_S)
+        return work.launches * processor.launch_s + roof_s
+    arithmetic_s = work.flops / speed(processor.gemms, work.size) if work.size else 0.0
+    memory_s = work.nbytes / processor.bytes_per_s(work.nbytes // work.launches)
+    return work.launches * processor.launch_s + max(arithmetic_s, memory_s)
+
+
+def speed(gemms: tuple[Gemm, ...], size: float) -> float:
+    """Operations a second of products of a size: between those measured, on logarithmic scales.
+
+    Below the smallest one it falls with the size, as intensity does; above the largest it stays.
+    """
+    known = sorted((Product(g.m, g.n, g.k).size, g.flops_per_s) for g in gemms)
+    if size <= known[0][0]:
+        return known[0][1] * size / known[0][0]
+    for (small, slow), (large, fast) in pairwise(known):
+        if size <= large:
+            share = log(size / small) / log(large / small)
+            return exp(log(slow) + share * log(fast / slow))
+    return known[-1][1]
+
+
+def affine(seconds_of: Callable[[int], float], batch: int) -> Affine:
+    """Seconds as a straight line in the rows: right at ``batch``, and at half of it about so."""
+    low, high = max(1, batch // 2), max(2, batch)
+    at_low, at_high = seconds_of(low), seconds_of(high)
+    row_s = min(max((at_high - at_low) / (high - low), 0.0), at_high / high)
+    return Affine(at_high - row_s * high, row_s)
+
+
+def _processor(p: ProcessorProfile, work: Workload, batch: int) -> ProcessorCost:
+    model = work.model
+    example = FLOAT_NBYTES * prod(model.input.shape)
+    output = FLOAT_NBYTES * prod(model.output_shape)
+
+    def block(number: int) -> BlockCost:
+        ops = work.ops(number)
+        return BlockCost(
+            forward=affine(lambda n: sum(seconds(p, work.forward(op, n)) for op in ops), batch),
+            backward=affine(lambda n: sum(seconds(p, work.backward(op, n)) for op in ops), batch),
+            update_s=_copy_s(p, work.update_nbytes(number)),
+            params_nbytes=work.params_nbytes(number),
+            row_nbytes=work.row_nbytes(number),
+            uncertainty=ROOFLINE if p.complete else ASSUMED,
+        )
+
+    return ProcessorCost(
+        key=p.key,
+        backend=p.backend,
+        name=p.name,
+        queued=p.backend != REFERENCE,
+        memory_nbytes=p.memory_nbytes,
+        blocks=tuple(block(b) for b in range(len(model.block_names))),
+        gather=affine(lambda n: p.launch_s + _copy_s(p, 2 * example * n), batch),
+        loss=affine(lambda n: p.launch_s + _copy_s(p, 2 * output * n), batch),
+        part_s=CALLS_PER_PART * p.launch_s,
+        link=p.link,
+        power_w=p.power_w,
+    )
+
+
+def _copy_s(p: ProcessorProfile, nbytes: int) -> float:
+    if not nbytes:
+        return 0.0
+    return nbytes / (p.bytes_per_s(nbytes) if p.complete else ASSUMED_BYTES_PER_S)
+
+
+def _contention(processors: tuple[ProcessorProfile, ...]) -> dict[frozenset[str], float]:
+    """Processors that are the host's own cores take turns on them, and so do those that compute
+    in the caller's thread; what is seen of them in training may say otherwise."""
+    found = {}
+    for a, b in combinations(processors, 2):
+        cores = all(p.kind == "cpu" and p.shared_memory for p in (a, b))
+        if cores or (a.backend == b.backend == REFERENCE):
+            found[frozenset((a.key, b.key))] = 1.0
+    return found
