@@ -15,8 +15,8 @@ class State:
     """Values and the optimizer's state of a segment.
 
     ``values``: flat, parameters and then buffers (``Segment.values_of``). ``slots``: what the
-    optimizer keeps, (k, num_trained): one row for each number that it keeps of a trained parameter.
-    ``updates``: how many there were since the upload.
+    optimizer keeps, (k, num_trained), by the letters of ``Hyper``: v (sgd), or m and then s (adam,
+    adamw). ``updates``: how many there were since the upload.
     """
 
     values: Float32Array
