@@ -157,12 +157,19 @@ def _type_name(kind: Any) -> str:
     return _TYPE_NAMES.get(kind, "a mapping")
 
 
+def _origin(kind: Any) -> Any:
+    return typing.get_origin(kind) or kind
+
+
 def convert(value: Any, kind: Any, where: str) -> Any:
     """``value`` from YAML as type ``kind``; ConfigError naming ``where`` if it does not fit."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
+        mappings = [arm for arm in args if dataclasses.is_dataclass(arm)]
+        if isinstance(value, dict) and len(mappings) == 1 and dict not in map(_origin, args):
+            return convert(value, mappings[0], where)  # what is wrong in it is told
         for arm in args:
             try:
                 return convert(value, arm, where)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from client import backends, parity
 from client.cache import cache_dir
-from client.errors import DeviceError
+from client.errors import ConfigError, DeviceError
 from client.model import load_model
 from server import console
 
@@ -86,10 +86,14 @@ def _packages() -> Iterator[Finding]:
 
 def _devices() -> Iterator[Finding]:
     model = load_model(Path("lenet5"))
-    for name in backends.names():
+    for name in backends.at_hand():
         backend = backends.get(name)
         try:
             found = backend.devices()
+        except ConfigError as e:
+            remedy = f"correct it, or unset {backends.EMULATED_VARIABLE}"
+            yield Finding(f"backend {name}", "wrong", str(e), remedy)
+            continue
         except DeviceError as e:
             text, _, remedy = str(e).partition(": ")
             yield Finding(f"backend {name}", "odd", text, remedy)

@@ -33,7 +33,7 @@ def tune(
     files = [_absolute(name) for name in models or MODELS]
     found = []
     reasons = []
-    for name in backends.names():
+    for name in backends.at_hand():
         backend = backends.get(name)
         try:
             infos = [info for info in backend.devices() if backend.tuning(info)]

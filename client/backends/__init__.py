@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -14,6 +15,12 @@ from client.errors import ConfigError, did_you_mean
 REFERENCE = "numpy"
 """The backend that others are held against, and that trains where they cannot."""
 
+EMULATED = "emulated"
+"""The backend of devices that are not there: see its package."""
+
+EMULATED_VARIABLE = "POCKETFED_EMULATE"
+"""Names the files of emulated devices."""
+
 on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", default=None)
 """Told the name of a backend before it is asked to work, where somebody watches this process."""
 
@@ -22,6 +29,15 @@ on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", 
 def names() -> tuple[str, ...]:
     """Names of all backends; nothing is imported."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.ispkg))
+
+
+def at_hand() -> tuple[str, ...]:
+    """Names of the backends that are asked for their devices where none is named.
+
+    The emulated one is, where the environment names its devices.
+    """
+    emulated = os.environ.get(EMULATED_VARIABLE)
+    return tuple(name for name in names() if name != EMULATED or emulated)
 
 
 @cache

@@ -30,8 +30,8 @@ from client.backends.figures import Command, Metrics, Peaks, Traffic, Usage
 from client.backends.recipe import DEFAULT_RECIPE, Hyper, Recipe
 from client.backends.state import State
 from client.errors import DeviceError
-from client.model.graph import Float32Array, Segment
-from client.model.losses import Labels
+from client.model.graph import Float32Array, Model, Segment
+from client.model.losses import Labels, Loss
 
 ROOM_FOR_DATA = 0.25
 """Of the memory that is free, so much is left for data where a batch is made to fit."""
@@ -43,6 +43,10 @@ class DeviceData(ABC):
     num_examples: int
     resident: bool
     nbytes: int  # on the device
+
+    @abstractmethod
+    def check(self, model: Model, loss: Loss) -> None:
+        """DataError where the examples do not fit model and loss."""
 
     @abstractmethod
     def release(self) -> None:
@@ -367,6 +371,17 @@ class Backend(ABC):
     @abstractmethod
     def open(self, info: DeviceInfo) -> Device:
         """Open one of ``devices()``."""
+
+    def open_part(
+        self, info: DeviceInfo, cores: int | None = None, memory_nbytes: int | None = None
+    ) -> Device:
+        """Open as if the device had no more cores and memory than that (None: all of it).
+
+        DeviceError where the backend cannot keep to it.
+        """
+        if cores is not None or memory_nbytes is not None:
+            raise DeviceError(f"{info.name}: the backend {self.name} opens whole devices only")
+        return self.open(info)
 
     def tuning(self, info: DeviceInfo) -> str:
         """One line: how kernels are chosen for a device. Empty where there is nothing to choose."""

@@ -147,7 +147,7 @@ class Devices:
     def _discover(self) -> list[DeviceInfo]:
         found: list[DeviceInfo] = []
         wanted = self.config.backend
-        for name in backends.names() if wanted == "auto" else (wanted,):
+        for name in backends.at_hand() if wanted == "auto" else (wanted,):
             if name in self.excluded:
                 self.say("fallback", f"{name} is not used: {self.excluded[name]}")
                 continue

@@ -6,19 +6,33 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.backends import get
 from client.backends.base import Device
-from client.backends.device_info import DeviceInfo
-from tests.backend.harness import found_devices
+from tests.backend.harness import EMULATED, found_devices, open_found
 from tests.backend.opencl_devices import stand_in
 
 stand_in()
 
 
+QUICK = ("test_program.py", "test_exchange.py")
+"""Files that quick tests run on an emulated device, too: on the one that is numpy beneath."""
+
+NOT_QUICK = "test_peaks_are_above_what_a_step_does"
+"""It takes seconds, and the peaks are the inner device's."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All else on emulated devices is slow."""
+    for item in items:
+        names = [name for name in EMULATED if name in item.name]
+        quick = item.path.name in QUICK and NOT_QUICK not in item.name
+        if names and not (names == ["emulated-numpy"] and quick):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", params=found_devices())
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """An open device; the same one for all tests."""
-    info: DeviceInfo = request.param
-    opened = get(info.backend).open(info)
+    opened = open_found(request.param)
     yield opened
     opened.close()

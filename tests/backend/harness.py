@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.backends import get, names
+from client.backends import at_hand, get
 from client.backends.base import Device, DeviceData, Program
+from client.backends.device_info import DeviceInfo
+from client.backends.emulated import describe, open_emulated
+from client.backends.emulated.spec import Emulation, Inner, Link, Way
 from client.backends.numpy.device import NumpyDevice
 from client.backends.recipe import DEFAULT_RECIPE, Hyper, Recipe
 from client.errors import DeviceError
@@ -22,10 +26,23 @@ KEY = 0x0123_4567_89AB_CDEF
 """A dropout key with both halves in use."""
 
 
+EMULATED = {
+    "emulated-numpy": Inner("numpy"),
+    "emulated-opencl": Inner("opencl", cores=1),
+}
+"""Emulated devices that are held to the same promises, by what computes for them."""
+
+
+def emulation(inner: Inner, **over: Any) -> Emulation:
+    """A device twice as slow as the inner one, with a link that hardly holds a test up."""
+    way = Way(latency_s=5e-6, bytes_per_s=4e9)
+    return replace(Emulation("emulated", Link(way, way), inner, compute_factor=2), **over)
+
+
 def found_devices() -> list[Any]:
     """A test parameter for each device of each backend; a skipped one for a backend without."""
     found = []
-    for name in names():
+    for name in at_hand():
         try:
             infos = get(name).devices()
             reason = f"{name}: no device found"
@@ -34,7 +51,17 @@ def found_devices() -> list[Any]:
         found += [pytest.param(info, id=f"{name}{i}") for i, info in enumerate(infos)]
         if not infos:
             found.append(pytest.param(None, id=name, marks=pytest.mark.skip(reason=reason)))
-    return found
+    return found + [pytest.param(emulation(inner), id=name) for name, inner in EMULATED.items()]
+
+
+def open_found(device: DeviceInfo | Emulation) -> Device:
+    """Open what ``found_devices`` found; skips where an emulated device has no inner one here."""
+    if isinstance(device, DeviceInfo):
+        return get(device.backend).open(device)
+    try:
+        return open_emulated(describe(device), device)
+    except DeviceError as e:
+        pytest.skip(str(e))
 
 
 def network(shape: list[int], *layers: Any, **spec: Any) -> Model:

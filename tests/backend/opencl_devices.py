@@ -44,12 +44,11 @@ def _restricted(info: DeviceInfo, device: Any) -> tuple[DeviceInfo, Any]:
 
 
 def _one_core(info: DeviceInfo, device: Any) -> tuple[DeviceInfo, Any]:
-    import pyopencl as cl
+    from client.backends.opencl.discover import part_of
 
-    by_counts = cl.device_partition_property.BY_COUNTS
-    part = device.create_sub_devices([by_counts, 1])[0]
+    info, part = part_of(info, device, 1)
     assert part.max_compute_units == 1
-    return replace(info, compute_units=1), part
+    return info, part
 
 
 def first_device() -> DeviceInfo:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from client import trainer
-from client.backends import names
+from client.backends import at_hand
 from client.backends.recipe import Hyper
 from client.model import initialise
 from client.timing import RoundClock
@@ -31,7 +31,7 @@ def own_nbytes() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", names())
+@pytest.mark.parametrize("backend", at_hand())
 def test_rounds_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

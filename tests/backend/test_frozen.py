@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.backends import get
 from client.backends.base import Device
 from client.model.losses import BCEWithLogits, CrossEntropy
 from tests.backend.cases import (
@@ -22,7 +21,13 @@ from tests.backend.cases import (
     Trajectory,
     digest,
 )
-from tests.backend.harness import Subject, assert_tensors_close, found_devices, numpy_device
+from tests.backend.harness import (
+    Subject,
+    assert_tensors_close,
+    found_devices,
+    numpy_device,
+    open_found,
+)
 from tests.tolerance import assert_close
 
 Frozen = dict[str, NDArray[Any]]
@@ -44,7 +49,7 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
     if request.param == FLOAT64:
         yield numpy_device(np.float64)
         return
-    opened = get(request.param.backend).open(request.param)
+    opened = open_found(request.param)
     yield opened
     opened.close()
 

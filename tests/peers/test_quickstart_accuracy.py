@@ -39,7 +39,7 @@ def test_final_accuracy_is_within_a_point_of_pytorch() -> None:
     assert min(theirs) > 0.9, f"the peer itself did not learn: {theirs}"
 
 
-@pytest.mark.parametrize("backend", backends.names())
+@pytest.mark.parametrize("backend", backends.at_hand())
 def test_one_nodes_training_gives_pytorchs_parameters(backend: str) -> None:
     """After a round of the smallest node, each tensor is no further from PyTorch's float64 than
     four times PyTorch's own float32 is.

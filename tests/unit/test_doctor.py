@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from client import backends
 from client.backends.device_info import DeviceInfo
 from client.model import Model
 from client.model.graph import Float32Array
@@ -149,3 +150,28 @@ def test_the_table_shows_each_remedy(capsys: pytest.CaptureFixture[str]) -> None
         *("rich", "odd", "not", "installed", "pip", "install"),
         "'pocketfed[server]'",
     ]
+
+
+def test_emulated_devices_are_listed_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "names", lambda: ("emulated", "numpy"))
+    monkeypatch.delenv("POCKETFED_EMULATE", raising=False)
+    assert "device emulated" not in examine(tmp_path)
+    monkeypatch.setenv("POCKETFED_EMULATE", "link_12")
+    found = examine(tmp_path)
+    assert "emulated GPU, 12 GB/s; emulated on numpy" in found["device emulated"][0].found
+    assert found["remark"][0].remedy.startswith("unset POCKETFED_EMULATE")
+    assert found["parity"][0].level == "ok"
+
+
+def test_a_wrong_description_of_an_emulated_device_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy.yaml").write_text("nam: toy\n")
+    monkeypatch.setattr(backends, "names", lambda: ("emulated", "numpy"))
+    monkeypatch.setenv("POCKETFED_EMULATE", str(tmp_path / "toy.yaml"))
+    (wrong,) = examine(tmp_path)["backend emulated"]
+    assert wrong.level == "wrong"
+    assert "toy.yaml: nam: unknown key" in wrong.found
+    assert "POCKETFED_EMULATE" in wrong.remedy

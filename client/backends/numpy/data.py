@@ -25,7 +25,6 @@ class NumpyData(DeviceData):
         self.nbytes = x.nbytes + y.nbytes
 
     def check(self, model: Model, loss: Loss) -> None:
-        """DataError where the examples do not fit model and loss."""
         check_fit(model, loss, self.x.shape[1:], self._labels)
         check_tokens(model, self._token)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -116,6 +117,16 @@ class NumpyBackend(Backend):
 
     def open(self, info: DeviceInfo) -> Device:
         return NumpyDevice(info)
+
+    def open_part(
+        self, info: DeviceInfo, cores: int | None = None, memory_nbytes: int | None = None
+    ) -> Device:
+        if cores is not None:
+            names = ", ".join(THREAD_VARIABLES)
+            raise DeviceError(
+                f"{info.name}: numpy's threads cannot be limited for one device: set one of {names}"
+            )
+        return NumpyDevice(replace(info, global_mem_nbytes=memory_nbytes or info.global_mem_nbytes))
 
 
 def _shortest_s(work: Callable[[], object]) -> float:

@@ -66,7 +66,6 @@ class OpenCLData(DeviceData):
             raise
 
     def check(self, model: Model, loss: Loss) -> None:
-        """DataError where the examples do not fit model and loss."""
         if self.y is None:
             raise ValueError("the data set was released")
         check_fit(model, loss, self.shape, self._info)

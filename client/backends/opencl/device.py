@@ -21,10 +21,10 @@ from client.backends.opencl.plan import MOST_NBYTES, SegmentPlan, plan_segment
 from client.backends.opencl.program import OpenCLProgram
 from client.backends.opencl.program_cache import ProgramCache, keeps_its_own
 from client.backends.opencl.sampling import Sample, Samples
-from client.backends.opencl.throttle import Throttle
 from client.backends.opencl.tiles import Target, shipped_target
 from client.backends.opencl.transfer import through_map
 from client.backends.recipe import DEFAULT_RECIPE, Recipe
+from client.backends.throttle import Throttle
 from client.cache import cache_dir
 from client.errors import DeviceError
 from client.model.graph import Segment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from client.backends.device_info import DeviceInfo, numbered
@@ -94,6 +95,21 @@ def describe(device: cl.Device) -> DeviceInfo:
         unified_memory=bool(device.host_unified_memory),
         remarks=tuple(_remarks(device, kind)),
     )
+
+
+def part_of(info: DeviceInfo, device: cl.Device, cores: int) -> tuple[DeviceInfo, cl.Device]:
+    """A sub-device with so many compute units; DeviceError where the device has none to give."""
+    if cores == device.max_compute_units:
+        return info, device
+    try:
+        by_counts = cl.device_partition_property.BY_COUNTS
+        part = device.create_sub_devices([by_counts, cores])[0]
+    except cl.Error as e:
+        raise DeviceError(
+            f"{info.name}: cannot be opened with {cores} of its {device.max_compute_units} compute "
+            f"units: {' '.join(str(e).split())}: leave the number of cores out"
+        ) from e
+    return replace(info, compute_units=cores), part
 
 
 def _remarks(device: cl.Device, kind: str) -> Iterator[str]:

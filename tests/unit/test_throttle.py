@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.backends.opencl.throttle import Throttle
+from client.backends.throttle import Throttle
 
 
 class Simulation:

@@ -1,4 +1,4 @@
-"""Bounds the work in flight, from what steps have taken so far."""
+"""Bounds the work in flight on a device with a queue, from what steps have taken so far."""
 
 from __future__ import annotations
 
