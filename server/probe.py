@@ -43,7 +43,7 @@ def measure(say: Callable[[str], None]) -> DeviceProfile:
 
 
 def _devices(failed: list[str]) -> Iterator[Device]:
-    for name in backends.names():
+    for name in backends.at_hand():
         try:
             infos = backends.get(name).devices()
         except DeviceError as e:

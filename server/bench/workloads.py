@@ -42,10 +42,10 @@ class Examples:
         return step % (len(self.x) // size) * size, size
 
 
-def random_examples(model: Model, batch: int) -> Examples:
-    """``NUM_EXAMPLES`` seeded examples of the model's shape; more where one batch needs more."""
+def random_examples(model: Model, batch: int, num_examples: int = NUM_EXAMPLES) -> Examples:
+    """So many seeded examples of the model's shape; more where one batch needs more."""
     g = generator("bench", SEED)
-    n = max(NUM_EXAMPLES, batch)
+    n = max(num_examples, batch)
     x = model.input.draw(g, n)
     y = CrossEntropy().random_labels(model.output_shape, n, g)
     return Examples(x, y, g.permutation(n).astype(np.int32))

@@ -44,6 +44,7 @@ app.add_typer(data_app, name="data")
 bench_app = typer.Typer(help="Measure speed against named peers.", no_args_is_help=True)
 bench_app.command()(bench.train)
 bench_app.command()(bench.kernels)
+bench_app.command()(bench.movement)
 app.add_typer(bench_app, name="bench")
 
 

@@ -16,7 +16,7 @@ ModelNames = Annotated[
     typer.Option("--model", help="Model files or shipped ones, as in mlp,lenet5. All shipped."),
 ]
 BatchSizes = Annotated[
-    list[str] | None, typer.Option("--batch", help="As in 1,32. train: 1,8,32,128; kernels: 32.")
+    list[str] | None, typer.Option("--batch", help="As in 1,32. train: 1,8,32,128; else 32.")
 ]
 WithPeer = Annotated[bool, typer.Option(help="PyTorch beside it (extra: peer).")]
 BackendNames = Annotated[
@@ -87,3 +87,22 @@ def kernels(
     )
     console.console().print(render(report))
     finish(report.to_json(), as_json)
+
+
+def movement(
+    models: ModelNames = None,
+    batches: BatchSizes = None,
+    groups: Annotated[int, typer.Option(min=1, help="Interleaved timings per figure.")] = 15,
+    as_json: Json = False,
+) -> None:
+    """Train with every tensor moved around every block, and as pocketfed does it."""
+    from server.bench.movement import MODELS, bench_movement, render
+
+    rows = bench_movement(
+        listed(models) or MODELS,
+        batch_sizes(batches) or [32],
+        groups,
+        console.console(stderr=True).print,
+    )
+    console.console().print(render(rows))
+    finish({"rows": [row.to_json() for row in rows]}, as_json)
