@@ -30,10 +30,10 @@ HYPERS: dict[OptimizerName, Hyper] = {
 }
 
 
-def second_numpy() -> NumpyDevice:
+def second_numpy(number: int = 2) -> NumpyDevice:
     """A device of its own, which a layout can tell from numpy's."""
-    first = numpy_device(np.float32)
-    return NumpyDevice(replace(first.info, name=f"{first.info.name} #2", index=1))
+    first = numpy_device(np.float32).info
+    return NumpyDevice(replace(first, name=f"{first.name} #{number}", index=number - 1))
 
 
 @dataclass

@@ -60,6 +60,15 @@ def test_every_layout_trains_as_one_device(device: Device, name: str, hyper: Hyp
     bench.agrees(layouts(device, other)[name], [device, other])
 
 
+@pytest.mark.parametrize("name", ["cut there and back", "split"])
+def test_reruns_of_a_layout_are_equal_bit_by_bit(device: Device, name: str) -> None:
+    other, bench = second_numpy(), small()
+    first, again = (bench.train(layouts(device, other)[name], [device, other]) for _ in range(2))
+    np.testing.assert_array_equal(first.values, again.values)
+    np.testing.assert_array_equal(first.state.slots, again.state.slots)
+    assert (first.training, first.evaluation) == (again.training, again.evaluation)
+
+
 WEIGHTED = CrossEntropy(label_smoothing=0.1, class_weights=(0.5, 1, 2, 1, 3, 1, 0.1))
 
 
@@ -74,7 +83,7 @@ def test_weights_of_classes_and_optimizers(
     bench.agrees(layouts(device, other)[name], [device, other])
 
 
-@pytest.mark.parametrize("optimizer", HYPERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_round_may_move_from_layout_to_layout(device: Device, optimizer: OptimizerName) -> None:
     """After each epoch's steps the state goes elsewhere: the end is that of staying."""
     other = second_numpy()
@@ -354,13 +363,15 @@ def cut_agrees(device: Device, bench: Bench, data: st.DataObject) -> None:
 
 
 def split_agrees(device: Device, bench: Bench, data: st.DataObject) -> None:
-    """Batches split at random between the device and numpy, where no layer forbids it."""
-    blocks, other = len(bench.model.block_names), second_numpy()
-    share = data.draw(st.floats(0.01, 0.99), label="share")
-    devices: list[Device] = [device, other]
-    if data.draw(st.booleans(), label="numpy owns"):
-        devices.reverse()
-    layout = Layout.split([d.info.key for d in devices], [share, 1 - share], blocks)
+    """Batches split at random over the device and one or two of numpy, if no layer forbids it."""
+    blocks = len(bench.model.block_names)
+    devices: list[Device] = [device, second_numpy(), second_numpy(3)]
+    devices = devices[: data.draw(st.sampled_from([2, 2, 3]), label="how many")]
+    devices = data.draw(st.permutations(devices), label="in the order")
+    parts = st.lists(st.integers(1, 20), min_size=len(devices), max_size=len(devices))
+    weights = data.draw(parts, label="weights")
+    shares = [weight / sum(weights) for weight in weights]
+    layout = Layout.split([d.info.key for d in devices], shares, blocks)
     if bench.model.batch_layers:
         with pytest.raises(DeviceError, match=bench.model.batch_layers[0]):
             bench.place(layout, devices)
@@ -368,13 +379,13 @@ def split_agrees(device: Device, bench: Bench, data: st.DataObject) -> None:
         bench.agrees(layout, devices)
 
 
-@settings(SETTINGS, max_examples=4)
+@settings(SETTINGS, max_examples=3)
 @given(bench=benches(), data=st.data())
 def test_random_cuts(device: Device, bench: Bench, data: st.DataObject) -> None:
     cut_agrees(device, bench, data)
 
 
-@settings(SETTINGS, max_examples=3)
+@settings(SETTINGS, max_examples=2)
 @given(bench=benches(), data=st.data())
 def test_random_shares(device: Device, bench: Bench, data: st.DataObject) -> None:
     split_agrees(device, bench, data)
