@@ -71,6 +71,7 @@ class EmulatedDevice(Device):
     # -- Device ------------------------------------------------------------------------------
     @property
     def peak_nbytes(self) -> int:
+        self._note_peak()  # an epoch's order, another program's gradients may have come
         return self._peak_nbytes
 
     @property
@@ -177,6 +178,7 @@ class EmulatedDevice(Device):
 
     def release(self, held: EmulatedProgram | EmulatedData, work: Callable[[], Any]) -> None:
         """A program or data set gives back what it holds; again, where it has done so before."""
+        self._note_peak()
         self._timeline.aside(work)
         if held in self._held:
             self._held.remove(held)
@@ -209,6 +211,9 @@ class EmulatedDevice(Device):
 
     def _hold(self, held: EmulatedProgram | EmulatedData) -> None:
         self._held.append(held)
+        self._note_peak()
+
+    def _note_peak(self) -> None:
         self._peak_nbytes = max(self._peak_nbytes, self._held_nbytes)
 
     @property
