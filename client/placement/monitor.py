@@ -1,0 +1,159 @@
+"""Holds each round against what was expected: keep the layout, or try others beside it. Pure.
+
+It only ever asks for trials (see trials.py), whose steps train the model and whose outcome decides;
+a layout is left for one that is better by a margin there. So a round that was slow by chance costs
+a few steps elsewhere, and moves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from client.placement.layout import Layout
+from client.placement.trials import MARGIN
+from client.record import Decision
+
+DRIFT = 0.25
+"""So much slower than when it was chosen, a layout is held against others again."""
+
+MOST_TRIED = 2
+"""Layouts that are tried beside the kept one at a time."""
+
+RETRY_SHARE = 0.02
+"""Of the time between two trials of a layout that was better once, so much may be lost by them."""
+
+MAX_WAIT = 4
+"""Rounds between two such trials, where they do not cost too much for that: 1, 2, then these."""
+
+
+@dataclass
+class _Known:
+    """What is known of a layout that is not kept. Seconds are of a step.
+
+    ``best_s``: the least that it ever took, or was predicted to. ``due``: the round in which it
+    may be tried again, and after ``wait`` more the next time.
+    """
+
+    step_s: float
+    best_s: float
+    due: int
+    wait: int = 1
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the next round is to do: the layouts to be held against the kept one; none: go on."""
+
+    decision: Decision
+    beside: tuple[Layout, ...] = ()
+
+
+@dataclass
+class Monitor:
+    """See the module; of one node. ``describe`` names a layout in a sentence.
+
+    ``expected_s``: of a step of the kept layout in the first round after it was chosen; None until
+    then.
+    """
+
+    kept: Layout
+    describe: Callable[[Layout], str]
+    expected_s: float | None = None
+    _seen_s: float | None = None
+    _round_s: float = 0.0
+    _round: int = 0
+    _others: dict[Layout, _Known] = field(default_factory=dict)
+
+    @property
+    def seen_s(self) -> float | None:
+        """Of a step of the kept layout, in the last round."""
+        return self._seen_s
+
+    def learn(self, predicted: Mapping[Layout, float]) -> None:
+        """What others are predicted to take, of those that were never measured."""
+        for layout, step_s in predicted.items():
+            if layout != self.kept and layout not in self._others:
+                self._others[layout] = _Known(step_s, step_s, self._round)
+
+    def forget(self, gone: Callable[[Layout], bool]) -> None:
+        """Layouts that can no longer train."""
+        for layout in [layout for layout in self._others if gone(layout)]:
+            del self._others[layout]
+
+    def observe(self, step_s: float) -> None:
+        """The kept layout trained a round, or the rest of one, so fast."""
+        self._round += 1
+        self._seen_s = step_s
+        if self.expected_s is None:
+            self.expected_s = step_s
+
+    def tried(self, best: Layout, measured: Mapping[Layout, float], excess_s: float) -> bool:
+        """Trials are over: whether the kept layout changes. To be told before ``observe``.
+
+        ``excess_s``: what was lost by them, from which the next ones' date follows.
+        """
+        before, moves = self.kept, best != self.kept
+        if moves:
+            old_s = measured.get(before, self._seen_s)
+            if old_s is not None:
+                expected_s = self.expected_s if self.expected_s is not None else old_s
+                self._others[before] = _Known(old_s, min(old_s, expected_s), self._round + 2)
+            self._others.pop(best, None)
+            self.kept = best
+        self.expected_s = None
+        for layout, step_s in measured.items():
+            if layout not in (best, before):
+                self._put_off(layout, step_s, excess_s)
+        return moves
+
+    def _put_off(self, layout: Layout, step_s: float, excess_s: float) -> None:
+        """It was tried and did not win."""
+        known = self._others.setdefault(layout, _Known(step_s, step_s, 0))
+        known.step_s, known.best_s = step_s, min(known.best_s, step_s)
+        rounds = excess_s / (RETRY_SHARE * self._round_s) if self._round_s else 0.0
+        known.due = self._round + 1 + max(known.wait, math.ceil(rounds))
+        known.wait = min(2 * known.wait, MAX_WAIT)
+
+    def advise(self, round_s: float) -> Advice:
+        """For the next round. ``round_s``: what a round takes on the kept layout."""
+        self._round_s = round_s
+        seen_s, expected_s = self._seen_s, self.expected_s
+        if seen_s is None or expected_s is None:
+            return Advice(Decision("keep", f"{self.describe(self.kept)}: nothing was seen yet"))
+        numbers = {"step_s": seen_s, "expected_step_s": expected_s}
+        drifted = seen_s > (1 + DRIFT) * expected_s
+        better = self._believed_better(seen_s, drifted)
+        if not better:
+            return Advice(Decision("keep", self._kept_because(seen_s, expected_s), numbers))
+        for layout in better:
+            numbers[f"{self.describe(layout)} step_s"] = self._others[layout].step_s
+        names = " and ".join(self.describe(layout) for layout in better)
+        now = f"{self.describe(self.kept)} takes {_ms(seen_s)} a step"
+        if drifted:
+            why = f"{now}, {seen_s / expected_s:.1f} times what it did: held against {names}"
+        else:
+            best_s = min(self._others[layout].best_s for layout in better)
+            why = f"{now}; {names}, which took {_ms(best_s)} once, may have recovered"
+        return Advice(Decision("try", why, numbers), better)
+
+    def _believed_better(self, seen_s: float, drifted: bool) -> tuple[Layout, ...]:
+        """The most promising first: by what they last took if the kept one drifted, or else, when
+        their time has come, by the best that they ever did."""
+        limit_s = (1 - MARGIN) * seen_s
+        found = {}
+        for layout, known in self._others.items():
+            if drifted and known.step_s < limit_s:
+                found[layout] = known.step_s
+            elif known.best_s < limit_s and known.due <= self._round + 1:
+                found[layout] = known.best_s
+        return tuple(sorted(found, key=lambda layout: found[layout])[:MOST_TRIED])
+
+    def _kept_because(self, seen_s: float, expected_s: float) -> str:
+        name = self.describe(self.kept)
+        return f"{name} takes {_ms(seen_s)} a step, {seen_s / expected_s:.2f} times what it did"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,285 @@
+"""Which layouts train the next few steps of a round, so that the best can be told. Pure.
+
+Candidates take turns at groups of a few training steps: all of them train the model. What is lost
+is what they took beyond the best one's time, and moving the state between them: at most a share of
+the run's training time, after which the trials end as they stand. A node with few steps a round
+goes on with its trials in the next one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from client.placement.layout import Layout
+
+GROUPS = 3
+MAX_STEPS = 4
+"""Groups of each candidate that count, and the most steps in one. The other candidates' groups lie
+between, so that a machine that slows down meanwhile slows all of them."""
+
+WARM_UP_STEPS = 1
+"""Before a candidate's first group: caches, pages, clocks."""
+
+HOPELESS = 3.0
+"""A warm-up so many times longer than the best group ends a candidate's trials."""
+
+WORSE = 1.3
+"""So does a group so many times longer."""
+
+MARGIN = 0.1
+"""A kept layout is left only for one that takes so much less time."""
+
+SHARE_OF_ROUND = 0.5
+"""Of a round's steps, at most so many are trials, and at least one."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout to be tried.
+
+    ``expected_s``: of a step, predicted or seen before; None where nothing is known.
+    ``transfer_s``: of a round, beside its steps. ``recent``: ``expected_s`` was seen in the last
+    round, so that it needs no warm-up and stands for a group.
+    """
+
+    layout: Layout
+    expected_s: float | None = None
+    transfer_s: float = 0.0
+    recent: bool = False
+
+
+@dataclass
+class _Tried:
+    """What was seen of a candidate."""
+
+    candidate: Candidate
+    warm_up_s: float | None = None
+    groups: list[float] = field(default_factory=list)  # of a step
+    transfer_s: float = 0.0
+    out: str = ""  # why its trials ended early
+
+    @property
+    def warm(self) -> bool:
+        return self.candidate.recent or self.warm_up_s is not None
+
+    @property
+    def expected_s(self) -> float | None:
+        """The least that is known of a step."""
+        known = (*self.groups, self.warm_up_s, self.candidate.expected_s)
+        return min((s for s in known if s is not None), default=None)
+
+    @property
+    def step_s(self) -> float | None:
+        """As measured here: the median of its groups."""
+        return statistics.median(self.groups) if self.groups else None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """So many steps on a layout."""
+
+    layout: Layout
+    steps: int
+    warm_up: bool
+
+
+class Trials:
+    """The candidates' turns. ``kept``: the one that trained so far, left only for a clear gain.
+
+    ``round_steps``: of a round of this node. ``budget_steps``: planning may take the time of so
+    many steps, ``spent_s`` included, which it took before.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        round_steps: int,
+        budget_steps: float,
+        spent_s: float = 0.0,
+        kept: Layout | None = None,
+    ) -> None:
+        self._tried = {c.layout: _Tried(c, transfer_s=c.transfer_s) for c in candidates}
+        for tried in self._tried.values():
+            if tried.candidate.recent and tried.candidate.expected_s is not None:
+                tried.groups.append(tried.candidate.expected_s)
+        self._round_steps = round_steps
+        self._budget_steps = budget_steps
+        self._spent_s = spent_s
+        self._moved_s = 0.0
+        self._turns: list[tuple[Layout, int, float]] = []
+        self._kept = kept
+        self._left = 0
+        self._steps = 1
+        self.begin_round()
+
+    # -- the turns ---------------------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        """A round begins, with so many steps for trials."""
+        self._left = max(1, int(self._round_steps * SHARE_OF_ROUND))
+        turns = max(1, len(self._tried) * GROUPS)
+        self._steps = min(MAX_STEPS, max(1, self._left // turns))
+
+    def next(self) -> Turn | None:
+        """Who is next; None where all is known, or the round's or the budget's share is used."""
+        while not self.done and self._left > 0:
+            tried = self._whose_turn()
+            warm_up = not tried.warm
+            steps = min(self._left, WARM_UP_STEPS if warm_up else self._steps)
+            if not self._affordable(tried, steps):
+                tried.out = "the budget for trials is spent"
+                continue
+            return Turn(tried.candidate.layout, steps, warm_up)
+        return None
+
+    def took(self, turn: Turn, seconds: float) -> None:
+        """What a turn took."""
+        tried, step_s = self._tried[turn.layout], seconds / turn.steps
+        self._turns.append((turn.layout, turn.steps, seconds))
+        self._left -= turn.steps
+        if turn.warm_up:
+            tried.warm_up_s = step_s
+        else:
+            tried.groups.append(step_s)
+        groups = [t.step_s for t in self._tried.values() if t.step_s is not None]
+        warm_ups = [t.warm_up_s for t in self._tried.values() if t.warm_up_s is not None]
+        best_s = min(groups or warm_ups)
+        lenient = turn.warm_up or turn.layout == self._kept
+        if step_s > (HOPELESS if lenient else WORSE) * best_s:
+            tried.out = f"{step_s / best_s:.1f} times the best one's time"
+
+    def moved(self, layout: Layout, seconds: float, transfer_s: float) -> None:
+        """The state was brought to a layout; ``transfer_s``: as a round's beginning and end."""
+        self._moved_s += seconds
+        tried = self._tried.get(layout)
+        if tried is not None and tried.candidate.transfer_s == 0:
+            seen = tried.transfer_s
+            tried.transfer_s = min(seen, transfer_s) if seen else transfer_s
+
+    def drop(self, layouts: Sequence[Layout]) -> None:
+        """Candidates that can no longer train."""
+        for layout in layouts:
+            del self._tried[layout]
+
+    def spend(self, seconds: float) -> None:
+        """Planning took so long, beside the trials."""
+        self._spent_s += seconds
+
+    # -- what came of them -------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Nothing more is to be learned: one candidate is left, or each had all its turns."""
+        running = [t for t in self._tried.values() if not t.out]
+        if len(self._tried) < 2 or not running:
+            return True
+        best = self._best()
+        others = [t for t in running if t is not best]
+        return not others or all(len(t.groups) >= GROUPS for t in running)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Of the candidates."""
+        return tuple(self._tried)
+
+    @property
+    def best(self) -> Layout:
+        """The shortest round by what was measured, else by what was expected; the first of equals.
+
+        The kept one, unless another is clearly better.
+        """
+        return self._best().candidate.layout
+
+    @property
+    def measured(self) -> dict[Layout, float]:
+        """Seconds of a step, of candidates that were measured: their groups' median."""
+        return {k: t.step_s for k, t in self._tried.items() if t.step_s is not None}
+
+    @property
+    def expected(self) -> dict[Layout, float]:
+        """The same, or where a candidate has no group the least that is known of it."""
+        known = {k: t.step_s or t.expected_s for k, t in self._tried.items()}
+        return {k: s for k, s in known.items() if s is not None}
+
+    @property
+    def ended_early(self) -> dict[Layout, str]:
+        """Candidates whose trials ended early, and why."""
+        return {k: t.out for k, t in self._tried.items() if t.out}
+
+    def round_s(self, layout: Layout) -> float | None:
+        """Of a round of this node on a layout, by what is known."""
+        tried = self._tried[layout]
+        step_s = tried.step_s if tried.step_s is not None else tried.expected_s
+        return None if step_s is None else tried.transfer_s + self._round_steps * step_s
+
+    @property
+    def excess_s(self) -> float:
+        """What the other candidates' turns took beyond the best one's time, as known so far."""
+        best_s = self._best_step_s()
+        if best_s is None:
+            return 0.0
+        others = [(steps, s) for layout, steps, s in self._turns if layout != self.best]
+        return sum(max(0.0, seconds - steps * best_s) for steps, seconds in others)
+
+    @property
+    def spent_s(self) -> float:
+        """All that planning took: before, moves, excess."""
+        return self._spent_s + self._moved_s + self.excess_s
+
+    @property
+    def moved_s(self) -> float:
+        """What bringing the state from one candidate to the next took."""
+        return self._moved_s
+
+    @property
+    def budget_s(self) -> float | None:
+        """The most that planning may take; None while nothing is known of a step."""
+        best_s = self._best_step_s()
+        return None if best_s is None else self._budget_steps * best_s
+
+    # -- inner -------------------------------------------------------------------------------
+
+    def _whose_turn(self) -> _Tried:
+        """Of those with the fewest turns: the last one's, to save a move; else the first."""
+        running = [t for t in self._tried.values() if not t.out]
+        turns = {id(t): len(t.groups) + t.warm for t in running}
+        fewest = [t for t in running if turns[id(t)] == min(turns.values())]
+        last = self._tried.get(self._turns[-1][0]) if self._turns else None
+        return last if last is not None and last in fewest else fewest[0]
+
+    def _affordable(self, tried: _Tried, steps: int) -> bool:
+        budget_s, best_s = self.budget_s, self._best_step_s()
+        if budget_s is None or best_s is None or tried is self._best():
+            return True
+        expected_s = tried.expected_s
+        excess_s = 0.0 if expected_s is None else steps * max(0.0, expected_s - best_s)
+        return self.spent_s + excess_s < budget_s
+
+    def _best(self) -> _Tried:
+        def key(tried: _Tried) -> tuple[bool, float]:
+            round_s = self.round_s(tried.candidate.layout)
+            return tried.step_s is None, float("inf") if round_s is None else round_s
+
+        best = min(self._tried.values(), key=key)
+        kept = None if self._kept is None else self._tried.get(self._kept)
+        return best if kept is None or self._clearly_better(best, kept) else kept
+
+    def _clearly_better(self, one: _Tried, kept: _Tried) -> bool:
+        """Beyond the margin, and each of its groups shorter than each of the kept one's."""
+        if one is kept or not (one.groups and kept.groups):
+            return False
+        one_s, kept_s = self.round_s(one.candidate.layout), self.round_s(kept.candidate.layout)
+        assert one_s is not None
+        assert kept_s is not None
+        enough = kept.out or min(len(one.groups), len(kept.groups)) >= GROUPS
+        apart = max(one.groups) < min(kept.groups)
+        return bool(enough and apart and one_s < (1 - MARGIN) * kept_s)
+
+    def _best_step_s(self) -> float | None:
+        known = [t.step_s for t in self._tried.values() if t.step_s is not None]
+        if known:
+            return min(known)
+        guesses = [t.expected_s for t in self._tried.values() if t.expected_s is not None]
+        return min(guesses, default=None)
