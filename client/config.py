@@ -190,6 +190,7 @@ class DevicesConfig:
 
     backend: str = "auto"  # auto: measured; else the name of a backend
     device: str | None = None  # part of a device's name, where a backend has several
+    placement: typing.Literal["auto", "single"] = "auto"  # single: the whole network on one device
 
     def __post_init__(self) -> None:
         allowed = ("auto", *names())

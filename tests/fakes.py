@@ -1,7 +1,7 @@
 """Backends that misbehave on purpose, and a small federation for them to train.
 
 A fake device computes as numpy does (it is numpy), but may claim other times, fail at a step, or
-spoil its gradients. Times are not slept: they advance a clock that the probe is given.
+spoil its gradients. Times are not slept: they advance a clock that the trainer is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client import backends, config
+from client import backends, config, trainer
 from client.backends.base import Backend, Device, DeviceData, Program
 from client.backends.device_info import DeviceInfo, numbered
 from client.backends.numpy.device import NumpyDevice
@@ -28,7 +28,6 @@ from client.fields import overlay, parse
 from client.model import Model, build_model
 from client.model.graph import Float32Array, Segment
 from client.model.losses import Labels
-from client.placement import probe
 from client.record import NodeRecord, PlacedLayout, PlacedPart, Placement
 
 MODEL = {
@@ -75,6 +74,7 @@ def experiment(folder: Path, n: int = 60, **over: Any) -> Experiment:
         },
         "train": {"lr": 0.1, "momentum": 0.9, "batch": 8, "local_epochs": 2},
         "federation": {"rounds": 2},
+        "devices": {"placement": "single"},
         "seed": 3,
     }
     return parse(Experiment, overlay(value, over), "small.yaml")
@@ -208,7 +208,7 @@ class FakeProgram(NumpyProgram):
 def register(monkeypatch: pytest.MonkeyPatch, *fakes: Fake, numpy: bool = True) -> Clock:
     """Make the fakes (and numpy, which is always there to compare with) all backends there are.
 
-    They share one clock, which the probe measures by; returns it.
+    They share one clock, which training steps are timed by; returns it.
     """
     real = backends.get("numpy")
     known: dict[str, Backend] = {fake.name: fake for fake in fakes}
@@ -219,5 +219,5 @@ def register(monkeypatch: pytest.MonkeyPatch, *fakes: Fake, numpy: bool = True) 
     clock = Clock()
     for fake in fakes:
         fake.clock = clock
-    monkeypatch.setattr(probe, "time", clock)
+    monkeypatch.setattr(trainer, "time", clock)
     return clock

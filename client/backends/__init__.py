@@ -22,7 +22,8 @@ EMULATED_VARIABLE = "POCKETFED_EMULATE"
 """Names the files of emulated devices."""
 
 on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", default=None)
-"""Told the name of a backend before it is asked to work, where somebody watches this process."""
+"""Told the names of backends before they are asked to work, where somebody watches this process:
+see ``at_work``."""
 
 
 @cache
@@ -51,8 +52,11 @@ def get(name: str) -> Backend:
     return backend
 
 
-def at_work(name: str) -> None:
-    """Say that the backend of this name is asked to work from now on."""
+def at_work(*names: str) -> None:
+    """Say that the backends of these names are asked to work from now on.
+
+    Together they are told as "a+b", the reference left out: whoever fails, it will not be that.
+    """
     listener = on_backend.get()
     if listener is not None:
-        listener(name)
+        listener("+".join(sorted(set(names) - {REFERENCE})) or REFERENCE)

@@ -44,10 +44,14 @@ class _Known:
 
 @dataclass(frozen=True)
 class Advice:
-    """What the next round is to do: the layouts to be held against the kept one; none: go on."""
+    """What the next round is to do: the layouts to be held against the kept one; none: go on.
+
+    ``lost``: the kept one became slow, and nothing is known of any other.
+    """
 
     decision: Decision
     beside: tuple[Layout, ...] = ()
+    lost: bool = False
 
 
 @dataclass
@@ -77,6 +81,10 @@ class Monitor:
             if layout != self.kept and layout not in self._others:
                 self._others[layout] = _Known(step_s, step_s, self._round)
 
+    def knows(self, layout: Layout) -> bool:
+        """Whether it is kept, or anything is known of it."""
+        return layout == self.kept or layout in self._others
+
     def forget(self, gone: Callable[[Layout], bool]) -> None:
         """Layouts that can no longer train."""
         for layout in [layout for layout in self._others if gone(layout)]:
@@ -89,13 +97,13 @@ class Monitor:
         if self.expected_s is None:
             self.expected_s = step_s
 
-    def tried(self, best: Layout, measured: Mapping[Layout, float], excess_s: float) -> bool:
-        """Trials are over: whether the kept layout changes. To be told before ``observe``.
+    def tried(self, best: Layout, measured: Mapping[Layout, float], excess_s: float) -> None:
+        """Trials are over, and the best is kept. To be told before ``observe``.
 
         ``excess_s``: what was lost by them, from which the next ones' date follows.
         """
-        before, moves = self.kept, best != self.kept
-        if moves:
+        before = self.kept
+        if best != before:
             old_s = measured.get(before, self._seen_s)
             if old_s is not None:
                 expected_s = self.expected_s if self.expected_s is not None else old_s
@@ -106,7 +114,6 @@ class Monitor:
         for layout, step_s in measured.items():
             if layout not in (best, before):
                 self._put_off(layout, step_s, excess_s)
-        return moves
 
     def _put_off(self, layout: Layout, step_s: float, excess_s: float) -> None:
         """It was tried and did not win."""
@@ -126,7 +133,8 @@ class Monitor:
         drifted = seen_s > (1 + DRIFT) * expected_s
         better = self._believed_better(seen_s, drifted)
         if not better:
-            return Advice(Decision("keep", self._kept_because(seen_s, expected_s), numbers))
+            decision = Decision("keep", self._kept_because(seen_s, expected_s), numbers)
+            return Advice(decision, lost=drifted and not self._others)
         for layout in better:
             numbers[f"{self.describe(layout)} step_s"] = self._others[layout].step_s
         names = " and ".join(self.describe(layout) for layout in better)

@@ -1,15 +1,14 @@
 """A node's layout, round after round: planned by trials, kept, held against others again. Pure.
 
 The pilot is asked which layout trains the next steps, told how long they took, and knows neither
-devices nor clocks. Its round is
-
-    decision = pilot.begin_round(); turns by next() and took(), then the rest on ``kept``; end_round()
+devices nor clocks. A round is ``begin_round``; turns of trials by ``next`` and ``took``; the rest
+on ``kept``; ``end_round``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from client.placement.layout import Layout
 from client.placement.monitor import Advice, Monitor
@@ -25,29 +24,43 @@ FIRST_SHARE = 0.03
 
 @dataclass(frozen=True)
 class Steps:
-    """Training steps of a node: of one round, and of all rounds of the run, as far as is known."""
+    """Training steps of a node: of an epoch, of a round, of the run and of what is left of it, as
+    far as is known."""
 
+    epoch: int
     round: int
     run: int
+    left: int
 
 
-@dataclass
-class Pilot:
-    """See the module. ``describe`` names a layout in a sentence.
+@dataclass(frozen=True)
+class Ended:
+    """What came of a round: the decision with its outcome and numbers, and what was timed.
 
-    ``reason``: why the kept layout trains; ``spent_s``: what planning took so far, and
-    ``trained_s`` what training did.
+    ``measured``: of layouts that had trials, seconds of a step and of a round made of such.
     """
 
-    describe: Callable[[Layout], str]
-    reason: str = ""
-    trained_s: float = 0.0
-    steps: Steps = Steps(1, 1)
-    _kept: Layout | None = None
-    _spent_s: float = 0.0
-    _trials: Trials | None = None
-    _monitor: Monitor | None = None
-    _advice: Advice | None = None
+    decision: Decision
+    moved: bool
+    measured: Mapping[Layout, tuple[float, float]]
+
+
+class Pilot:
+    """See the module. ``describe`` names a layout in a sentence."""
+
+    def __init__(self, describe: Callable[[Layout], str]) -> None:
+        self.trained_s = 0.0  # the training steps of all rounds, trials included
+        self.concluded = 0  # how many trials came to an end
+        self._describe = describe
+        self._steps = Steps(1, 1, 1, 1)
+        self._kept: Layout | None = None
+        self._settled: Decision | None = None  # there was no choice
+        self._reason = ""
+        self._spent_s = 0.0
+        self._trials: Trials | None = None
+        self._monitor: Monitor | None = None
+        self._advice: Advice | None = None
+        self._decision: Decision | None = None  # of this round
 
     # -- what is known -----------------------------------------------------------------------
 
@@ -57,11 +70,6 @@ class Pilot:
         return self._kept if self._trials is None else self._trials.best
 
     @property
-    def spent_s(self) -> float:
-        """See the class."""
-        return self._spent_s if self._trials is None else self._trials.spent_s
-
-    @property
     def beside(self) -> tuple[Layout, ...]:
         """Layouts that the next round needs beside the kept one."""
         if self._trials is not None:
@@ -69,81 +77,123 @@ class Pilot:
         return () if self._advice is None else self._advice.beside
 
     @property
-    def measured(self) -> Mapping[Layout, float]:
-        """Seconds of a step, of layouts that trials have timed up to now."""
-        return {} if self._trials is None else self._trials.measured
+    def wanted(self) -> tuple[Layout, ...]:
+        """Both: what the next round needs."""
+        return self.beside if self.kept is None else (self.kept, *self.beside)
+
+    @property
+    def reason(self) -> str:
+        """Why the kept layout trains."""
+        return self._reason if self._trials is None else self._told(self._trials)
+
+    @property
+    def spent_s(self) -> float:
+        """What planning took so far: see ``Trials.spent_s``."""
+        return self._spent_s if self._trials is None else self._trials.spent_s
+
+    @property
+    def idle(self) -> bool:
+        """A layout was chosen, and nothing is to be tried."""
+        chosen = self._trials is None and self._kept is not None and self._settled is None
+        return chosen and not self.beside
+
+    @property
+    def lost(self) -> bool:
+        """Nothing is known of any layout, or of none that could do better than one that became
+        slow: a plan is needed."""
+        return self.kept is None or (self._advice is not None and self._advice.lost)
+
+    @property
+    def seen_s(self) -> float | None:
+        """Of a step of the kept layout, in the last round that it trained."""
+        return None if self._monitor is None else self._monitor.seen_s
+
+    def knows(self, layout: Layout) -> bool:
+        """Whether it is kept, or was predicted or tried before."""
+        return self._monitor is not None and self._monitor.knows(layout)
 
     # -- from outside ------------------------------------------------------------------------
 
+    def settle(self, layout: Layout, decision: Decision) -> None:
+        """This layout trains from now on: there is no choice, or it was made elsewhere."""
+        if layout != self._kept or self._trials is not None:
+            self._stop_trials()
+            self._kept, self._advice = layout, None
+            self._monitor = Monitor(layout, self._describe)
+        self._settled, self._reason = decision, decision.reason
+
+    def release(self, predicted: Mapping[Layout, float]) -> None:
+        """The settled layout may be left again, for others, which take so long a step."""
+        self._settled = None
+        if self._monitor is not None:
+            self._monitor.learn(predicted)
+
+    def plan(self, candidates: Sequence[Candidate], steps: Steps) -> None:
+        """Trials of these decide."""
+        self._stop_trials()
+        self._settled, self._advice, self._steps = None, None, steps
+        if self._kept not in [c.layout for c in candidates]:
+            self._kept, self._monitor = None, None
+        budget = FIRST_SHARE * steps.run
+        self._trials = Trials(candidates, steps.round, budget, self._spent_s, self._kept)
+
+    def propose(self, predicted: Mapping[Layout, float], decision: Decision) -> None:
+        """Have layouts tried in the next round that are predicted to be better, by a step's s."""
+        assert self._monitor is not None
+        self._monitor.learn(predicted)
+        self._advice = Advice(decision, tuple(predicted))
+
     def spend(self, seconds: float) -> None:
-        """Planning took so long, beside trials."""
+        """Planning took so long, beside turns of trials."""
         if self._trials is None:
             self._spent_s += seconds
         else:
             self._trials.spend(seconds)
 
-    def settle(self, layout: Layout, reason: str) -> None:
-        """This layout trains from now on: there is no choice, or it was made elsewhere."""
-        if layout != self._kept or self._trials is not None:
-            self._spent_s = self.spent_s
-            self._kept, self._trials, self._advice = layout, None, None
-            self._monitor = Monitor(layout, self.describe)
-        self.reason = reason
-
-    def plan(self, candidates: Sequence[Candidate], steps: Steps) -> None:
-        """Trials of these decide; a single one is simply kept."""
-        self.steps = steps
-        if len(candidates) == 1:
-            self.settle(candidates[0].layout, self.reason)
-            return
-        self._spent_s = self.spent_s
-        self._monitor, self._advice = None, None
-        budget = FIRST_SHARE * steps.run
-        self._trials = Trials(candidates, steps.round, budget, self._spent_s)
-
-    def learn(self, predicted: Mapping[Layout, float]) -> None:
-        """What layouts that were never tried are predicted to take a step."""
-        if self._monitor is not None:
-            self._monitor.learn(predicted)
-
-    def drop(self, devices: Sequence[str]) -> None:
-        """These devices (by key) train no more, nor do layouts with them."""
-
-        def gone(layout: Layout | None) -> bool:
-            return layout is not None and not set(devices).isdisjoint(layout.devices)
-
+    def leave_out(self, gone: Callable[[Layout], bool]) -> None:
+        """Layouts that cannot train, or no more."""
         if self._monitor is not None:
             self._monitor.forget(gone)
-        if self._advice is not None and any(gone(layout) for layout in self._advice.beside):
-            self._advice = None
+        if self._advice is not None:
+            left = tuple(layout for layout in self._advice.beside if not gone(layout))
+            self._advice = replace(self._advice, beside=left)
         if self._trials is not None:
-            self._trials.drop([k for k in self._trials.layouts if gone(k)])
+            self._trials.drop([layout for layout in self._trials.layouts if gone(layout)])
             if not self._trials.layouts:
-                self._spent_s, self._trials = self._trials.spent_s, None
-        if gone(self._kept):
-            self._kept, self._monitor, self._advice = None, None, None
+                self._stop_trials()
+        if self._kept is not None and gone(self._kept):
+            self._kept, self._monitor, self._advice, self._settled = None, None, None, None
+
+    def _stop_trials(self) -> None:
+        self._spent_s, self._trials = self.spent_s, None
 
     # -- a round -----------------------------------------------------------------------------
 
-    def begin_round(self) -> Decision:
-        """What this round does about the layout. To be called when there is one, or a plan."""
+    def begin_round(self, steps: Steps) -> None:
+        """A round begins, with a kept layout or a plan."""
+        self._steps = steps
+        if self._settled is not None:
+            self._decision = self._settled
+        elif self._advice is not None:
+            self._decision = self._advice.decision
+            if self._advice.beside and self._trials is None:
+                self._hold_against(self._advice.beside)
+        elif self._trials is not None:
+            self._decision = Decision("plan", "timed on batches that count")
+        else:
+            self._decision = Decision("keep", self._reason)
         if self._trials is not None:
             self._trials.begin_round()
-            names = ", ".join(self.describe(layout) for layout in self._trials.layouts)
-            return Decision("plan", f"timed on batches that count: {names}")
-        if self._monitor is None or self._advice is None:
-            return Decision("keep", self.reason)
-        if self._advice.beside:
-            known_s = self._monitor.seen_s
-            candidates = [
-                Candidate(self._monitor.kept, known_s, recent=known_s is not None),
-                *(Candidate(layout) for layout in self._advice.beside),
-            ]
-            budget = PLANNING_SHARE * self.steps.run
-            self._trials = Trials(
-                candidates, self.steps.round, budget, self._spent_s, self._monitor.kept
-            )
-        return self._advice.decision
+
+    def _hold_against(self, others: Sequence[Layout]) -> None:
+        assert self._kept is not None
+        seen_s = self.seen_s
+        candidates = [
+            Candidate(self._kept, seen_s, recent=seen_s is not None),
+            *(Candidate(layout) for layout in others),
+        ]
+        budget = PLANNING_SHARE * self._steps.run
+        self._trials = Trials(candidates, self._steps.round, budget, self._spent_s, self._kept)
 
     def next(self) -> Turn | None:
         """The next turn of this round's trials; None: the rest is the kept layout's."""
@@ -155,45 +205,61 @@ class Pilot:
         self._trials.took(turn, seconds)
         self.trained_s += seconds
 
-    def moved(self, layout: Layout, seconds: float, transfer_s: float) -> None:
-        """The state was brought to a layout (see ``Trials.moved``)."""
+    def transferred(self, layout: Layout, upload_s: float | None, download_s: float | None) -> None:
+        """See ``Trials.transferred``."""
         if self._trials is not None:
-            self._trials.moved(layout, seconds, transfer_s)
-        else:
-            self._spent_s += seconds
+            self._trials.transferred(layout, upload_s, download_s)
 
-    def end_round(self, rest_steps: int, rest_s: float) -> bool:
-        """The kept layout trained the rest so long; whether this round changed the layout."""
-        layout, moved = self.kept, False
-        assert layout is not None
+    def end_round(self, rest_steps: int, rest_s: float) -> Ended:
+        """The kept layout trained the rest so long."""
+        assert self._decision is not None
         self.trained_s += rest_s
-        if self._trials is not None and self._trials.done:
-            moved = self._conclude(self._trials)
-        if self._monitor is None:
-            return moved
-        if rest_steps and layout == self._monitor.kept and self._trials is None:
+        layout, before, trials = self.kept, self._kept, self._trials
+        assert layout is not None
+        measured = {}
+        if trials is not None:
+            measured = {k: (step_s, trials.round_s(k)) for k, step_s in trials.timed.items()}
+            if trials.done:
+                self._conclude(trials)
+        moved = before is not None and layout != before
+        numbers = self._numbers(trials)
+        if self._trials is None and self._monitor is not None and rest_steps:
             step_s = rest_s / rest_steps
             self._monitor.observe(step_s)
-            self._advice = self._monitor.advise(step_s * self.steps.round)
-        return moved
+            self._advice = self._monitor.advise(step_s * self._steps.round)
+        reason = self._decision.reason
+        if trials is not None:
+            goes_on = "" if self._trials is None else ", so far"
+            reason = f"{reason}; {self._told(trials)}: {self._describe(layout)}{goes_on}"
+        decision = Decision(self._decision.kind, reason, self._decision.numbers | numbers)
+        return Ended(decision, moved, measured)
 
-    def _conclude(self, trials: Trials) -> bool:
+    def _numbers(self, trials: Trials | None) -> dict[str, float]:
+        numbers = {"planning_s": self.spent_s, "training_s": self.trained_s}
+        if trials is not None:
+            numbers["excess_s"] = trials.excess_s
+            if trials.budget_s is not None:
+                numbers["budget_s"] = trials.budget_s
+        return numbers
+
+    def _conclude(self, trials: Trials) -> None:
         """Trials are over: their best one is kept."""
-        best, before = trials.best, self._kept
-        self._kept, self._spent_s, self._trials = best, trials.spent_s, None
-        self.reason = self._told(trials)
+        best = trials.best
+        self._reason = self._told(trials)
+        self._stop_trials()
+        self._kept, self._advice = best, None
+        self.concluded += 1
         if self._monitor is None:
-            self._monitor = Monitor(best, self.describe)
+            self._monitor = Monitor(best, self._describe)
             self._monitor.learn(trials.expected)
-            return before is not None and before != best
-        return self._monitor.tried(best, trials.measured, trials.excess_s)
+        else:
+            self._monitor.tried(best, trials.measured, trials.excess_s)
 
     def _told(self, trials: Trials) -> str:
-        """The figures by which a layout was taken, the order that of the candidates."""
-        figures = []
-        for layout in trials.layouts:
-            step_s, round_s = trials.measured.get(layout), trials.round_s(layout)
-            if step_s is not None and round_s is not None:
-                name = self.describe(layout)
-                figures.append(f"{name} {round_s:.3f} s ({step_s * 1e3:.2f} ms a step)")
+        """The figures by which a layout is taken, in the order of the candidates."""
+        figures = [
+            f"{self._describe(layout)} {trials.round_s(layout):.3f} s "
+            f"({step_s * 1e3:.2f} ms a step)"
+            for layout, step_s in trials.timed.items()
+        ]
         return f"measured a round: {', '.join(figures)}"

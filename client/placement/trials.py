@@ -8,6 +8,7 @@ goes on with its trials in the next one.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,13 +41,13 @@ class Candidate:
     """A layout to be tried.
 
     ``expected_s``: of a step, predicted or seen before; None where nothing is known.
-    ``transfer_s``: of a round, beside its steps. ``recent``: ``expected_s`` was seen in the last
-    round, so that it needs no warm-up and stands for a group.
+    ``transfer_s``: of a round, beside its steps; None: to be seen here. ``recent``: ``expected_s``
+    was seen in the last round, so that it needs no warm-up and stands for a group.
     """
 
     layout: Layout
     expected_s: float | None = None
-    transfer_s: float = 0.0
+    transfer_s: float | None = None
     recent: bool = False
 
 
@@ -57,7 +58,8 @@ class _Tried:
     candidate: Candidate
     warm_up_s: float | None = None
     groups: list[float] = field(default_factory=list)  # of a step
-    transfer_s: float = 0.0
+    upload_s: float | None = None  # of a round's values
+    download_s: float | None = None
     out: str = ""  # why its trials ended early
 
     @property
@@ -71,6 +73,13 @@ class _Tried:
         return min((s for s in known if s is not None), default=None)
 
     @property
+    def transfer_s(self) -> float:
+        """Of a round, as expected, else as seen."""
+        if self.candidate.transfer_s is not None:
+            return self.candidate.transfer_s
+        return (self.upload_s or 0.0) + (self.download_s or 0.0)
+
+    @property
     def step_s(self) -> float | None:
         """As measured here: the median of its groups."""
         return statistics.median(self.groups) if self.groups else None
@@ -78,11 +87,12 @@ class _Tried:
 
 @dataclass(frozen=True)
 class Turn:
-    """So many steps on a layout."""
+    """So many steps on a layout. ``sampled``: the last one's commands are wanted, too."""
 
     layout: Layout
     steps: int
     warm_up: bool
+    sampled: bool
 
 
 class Trials:
@@ -100,14 +110,13 @@ class Trials:
         spent_s: float = 0.0,
         kept: Layout | None = None,
     ) -> None:
-        self._tried = {c.layout: _Tried(c, transfer_s=c.transfer_s) for c in candidates}
+        self._tried = {c.layout: _Tried(c) for c in candidates}
         for tried in self._tried.values():
             if tried.candidate.recent and tried.candidate.expected_s is not None:
                 tried.groups.append(tried.candidate.expected_s)
         self._round_steps = round_steps
         self._budget_steps = budget_steps
         self._spent_s = spent_s
-        self._moved_s = 0.0
         self._turns: list[tuple[Layout, int, float]] = []
         self._kept = kept
         self._left = 0
@@ -131,7 +140,8 @@ class Trials:
             if not self._affordable(tried, steps):
                 tried.out = "the budget for trials is spent"
                 continue
-            return Turn(tried.candidate.layout, steps, warm_up)
+            first = not warm_up and not tried.groups
+            return Turn(tried.candidate.layout, steps, warm_up, sampled=first)
         return None
 
     def took(self, turn: Turn, seconds: float) -> None:
@@ -150,13 +160,15 @@ class Trials:
         if step_s > (HOPELESS if lenient else WORSE) * best_s:
             tried.out = f"{step_s / best_s:.1f} times the best one's time"
 
-    def moved(self, layout: Layout, seconds: float, transfer_s: float) -> None:
-        """The state was brought to a layout; ``transfer_s``: as a round's beginning and end."""
-        self._moved_s += seconds
+    def transferred(self, layout: Layout, upload_s: float | None, download_s: float | None) -> None:
+        """What it took to bring a round's values to a layout, or from it."""
         tried = self._tried.get(layout)
-        if tried is not None and tried.candidate.transfer_s == 0:
-            seen = tried.transfer_s
-            tried.transfer_s = min(seen, transfer_s) if seen else transfer_s
+        if tried is None:
+            return
+        if upload_s is not None:
+            tried.upload_s = min(upload_s, tried.upload_s or upload_s)
+        if download_s is not None:
+            tried.download_s = min(download_s, tried.download_s or download_s)
 
     def drop(self, layouts: Sequence[Layout]) -> None:
         """Candidates that can no longer train."""
@@ -164,7 +176,7 @@ class Trials:
             del self._tried[layout]
 
     def spend(self, seconds: float) -> None:
-        """Planning took so long, beside the trials."""
+        """Planning took so long, beside turns: moving the state between them, for one."""
         self._spent_s += seconds
 
     # -- what came of them -------------------------------------------------------------------
@@ -198,6 +210,12 @@ class Trials:
         return {k: t.step_s for k, t in self._tried.items() if t.step_s is not None}
 
     @property
+    def timed(self) -> dict[Layout, float]:
+        """The same, or a candidate's warm-up where that is all it had."""
+        known = {k: t.step_s or t.warm_up_s for k, t in self._tried.items()}
+        return {k: s for k, s in known.items() if s is not None}
+
+    @property
     def expected(self) -> dict[Layout, float]:
         """The same, or where a candidate has no group the least that is known of it."""
         known = {k: t.step_s or t.expected_s for k, t in self._tried.items()}
@@ -208,11 +226,11 @@ class Trials:
         """Candidates whose trials ended early, and why."""
         return {k: t.out for k, t in self._tried.items() if t.out}
 
-    def round_s(self, layout: Layout) -> float | None:
-        """Of a round of this node on a layout, by what is known."""
+    def round_s(self, layout: Layout) -> float:
+        """Of a round of this node on a layout, by what is known; infinite where nothing is."""
         tried = self._tried[layout]
         step_s = tried.step_s if tried.step_s is not None else tried.expected_s
-        return None if step_s is None else tried.transfer_s + self._round_steps * step_s
+        return math.inf if step_s is None else tried.transfer_s + self._round_steps * step_s
 
     @property
     def excess_s(self) -> float:
@@ -225,13 +243,8 @@ class Trials:
 
     @property
     def spent_s(self) -> float:
-        """All that planning took: before, moves, excess."""
-        return self._spent_s + self._moved_s + self.excess_s
-
-    @property
-    def moved_s(self) -> float:
-        """What bringing the state from one candidate to the next took."""
-        return self._moved_s
+        """All that planning took: the excess, and what it was told of."""
+        return self._spent_s + self.excess_s
 
     @property
     def budget_s(self) -> float | None:
@@ -259,8 +272,7 @@ class Trials:
 
     def _best(self) -> _Tried:
         def key(tried: _Tried) -> tuple[bool, float]:
-            round_s = self.round_s(tried.candidate.layout)
-            return tried.step_s is None, float("inf") if round_s is None else round_s
+            return tried.step_s is None, self.round_s(tried.candidate.layout)
 
         best = min(self._tried.values(), key=key)
         kept = None if self._kept is None else self._tried.get(self._kept)
@@ -271,11 +283,9 @@ class Trials:
         if one is kept or not (one.groups and kept.groups):
             return False
         one_s, kept_s = self.round_s(one.candidate.layout), self.round_s(kept.candidate.layout)
-        assert one_s is not None
-        assert kept_s is not None
-        enough = kept.out or min(len(one.groups), len(kept.groups)) >= GROUPS
+        enough = bool(kept.out) or min(len(one.groups), len(kept.groups)) >= GROUPS
         apart = max(one.groups) < min(kept.groups)
-        return bool(enough and apart and one_s < (1 - MARGIN) * kept_s)
+        return enough and apart and one_s < (1 - MARGIN) * kept_s
 
     def _best_step_s(self) -> float | None:
         known = [t.step_s for t in self._tried.values() if t.step_s is not None]

@@ -14,6 +14,7 @@ from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.config import DevicesConfig
 from client.errors import ConfigError, DeviceError
 from client.model import Model
+from client.model.graph import Segment
 from client.record import Event
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,9 @@ class Devices:
     excluded: Mapping[str, str] = field(default_factory=dict)
     recipe: Recipe = DEFAULT_RECIPE
     _open: dict[str, Device] = field(default_factory=dict)
-    _programs: dict[tuple[str, int, int | str | None], Program] = field(default_factory=dict)
+    _programs: dict[tuple[str, tuple[int, int], int, int | str | None], Program] = field(
+        default_factory=dict
+    )
     _refused: dict[str, str] = field(default_factory=dict)
     _events: list[Event] = field(default_factory=list)
     _found: list[DeviceInfo] | None = None
@@ -52,6 +55,18 @@ class Devices:
             )
         return left
 
+    def found(self) -> list[DeviceInfo]:
+        """The same and those that were refused since."""
+        self.usable()
+        assert self._found is not None
+        return self._found
+
+    def holds_whole(self, info: DeviceInfo, batch: int) -> bool:
+        """Whether there is room for the whole network and a batch, by planning alone."""
+        whole = self.model.whole
+        built = any(k[:2] == (info.key, (whole.first, whole.stop)) for k in self._programs)
+        return built or self.open(info).largest_batch(whole, batch, self.recipe) >= batch
+
     def find(self, key: str) -> DeviceInfo:
         """The usable device with this key; DeviceError if there is none."""
         usable = self.usable()
@@ -64,29 +79,53 @@ class Devices:
             + (f" (refused: {why})" if why else "")
         )
 
-    def ready(
-        self, info: DeviceInfo, batch: int, micro_batch: int | Literal["auto"] | None = None
-    ) -> tuple[Device, Program]:
-        """The opened device and a program that passed the parity gate; DeviceError if not.
-
-        The program takes a batch in slices where it is larger than ``micro_batch``, or, with
-        "auto", than what fits.
-        """
+    def open(self, info: DeviceInfo) -> Device:
+        """The opened device; DeviceError if it cannot be opened."""
         backends.at_work(info.backend)
         device = self._open.get(info.key)
         if device is None:
             device = self._open[info.key] = backends.get(info.backend).open(info)
-        program = self._programs.get((info.key, batch, micro_batch))
+        return device
+
+    def ready(
+        self, info: DeviceInfo, batch: int, micro_batch: int | Literal["auto"] | None = None
+    ) -> tuple[Device, Program]:
+        """The opened device and a program of the whole network; DeviceError if there is none.
+
+        The program takes a batch in slices where it is larger than ``micro_batch``, or, with
+        "auto", than what fits.
+        """
+        device = self.open(info)
+        whole = self.model.whole
+        key = (info.key, (whole.first, whole.stop), batch, micro_batch)
+        program = self._programs.get(key)
         if program is None:
             capacity = self._capacity(device, batch, micro_batch)
             recipe = replace(self.recipe, accumulates=capacity < batch)
-            program = device.compile(self.model.whole, capacity, recipe)
-            if info.backend != backends.REFERENCE:
-                self._check(info, device, program)
-            self._programs[info.key, batch, micro_batch] = program
+            program = self._compile(info, device, whole, capacity, recipe)
+            self._programs[key] = program
             if capacity < batch:
                 slices = f"{-(-batch // capacity)} x {capacity}"
                 self.say("micro-batches", f"{info.name}: a batch of {batch} runs as {slices}")
+        return device, program
+
+    def ready_part(
+        self, info: DeviceInfo, segment: Segment, batch: int
+    ) -> tuple[Device, Program] | None:
+        """The opened device and a program of a part of a layout, for whole batches.
+
+        None where they do not fit; DeviceError as in ``ready``.
+        """
+        device = self.open(info)
+        blocks = (segment.first, segment.stop)
+        for micro_batch in (None, "auto"):
+            program = self._programs.get((info.key, blocks, batch, micro_batch))
+            if program is not None and program.capacity >= batch:
+                return device, program
+        if device.largest_batch(segment, batch, self.recipe) < batch:
+            return None
+        program = self._compile(info, device, segment, batch, self.recipe)
+        self._programs[info.key, blocks, batch, None] = program
         return device, program
 
     def _capacity(
@@ -135,14 +174,22 @@ class Devices:
         self._programs.clear()
         self._open.clear()
 
-    def _check(self, info: DeviceInfo, device: Device, program: Program) -> None:
+    def _compile(
+        self, info: DeviceInfo, device: Device, segment: Segment, capacity: int, recipe: Recipe
+    ) -> Program:
+        """A program that passed the parity gate; DeviceError if not."""
+        program = device.compile(segment, capacity, recipe)
+        if info.backend == backends.REFERENCE:
+            return program
         try:
             new = parity.check(device, program, self.model)
         except DeviceError:
             program.release()
             raise
         if new:
-            self.say("parity", f"{info.name}: {self.model.name} agrees with numpy")
+            of = "" if segment == self.model.whole else f" [{_run(segment)}]"
+            self.say("parity", f"{info.name}: {self.model.name}{of} agrees with numpy")
+        return program
 
     def _discover(self) -> list[DeviceInfo]:
         found: list[DeviceInfo] = []
@@ -172,3 +219,9 @@ class Devices:
                 )
             return matching
         return found
+
+
+def _run(segment: Segment) -> str:
+    """Its unit-blocks, by the first one's name and the last one's."""
+    names = segment.model.block_names
+    return "..".join(dict.fromkeys((names[segment.first], names[segment.stop - 1])))

@@ -11,19 +11,24 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from client import backends, trainer
+from client import trainer
 from client.backends.base import Device, DeviceData, Program
 from client.backends.device_info import DeviceInfo
 from client.backends.figures import Metrics
 from client.config import Experiment
 from client.data.shares import NodeData, Shares
-from client.errors import DeviceError, MismatchError, TrainingError
+from client.errors import DeviceError, TrainingError
 from client.model.graph import Float32Array, Model
-from client.placement import planner, probe
-from client.record import NodeRecord, PlacedLayout, PlacedPart, Placement, cannot_be_repeated
+from client.placed import Placed, Site, place
+from client.placement.course import Fixed, Piloted
+from client.placement.layout import Layout
+from client.placement.pilot import Pilot
+from client.record import NodeRecord, Placement
 from client.timing import RoundClock
 from client.trainer import Outcome, Task
 from client.worker.devices import Devices
+from client.worker.placer import Placer
+from client.worker.recorded import described, placement_of, repeated
 
 
 @dataclass
@@ -33,9 +38,14 @@ class Node:
     data: NodeData
     batch: int  # the experiment's, or all examples where they are fewer
     micro_batch: int | Literal["auto"] | None  # the experiment's, or as recorded
-    chosen: str | None = None  # DeviceInfo.key
-    reason: str = ""  # why it was chosen
+    pilot: Pilot
     loaded: dict[tuple[str, bool], DeviceData] = field(default_factory=dict)
+    trained_on: set[str] = field(default_factory=set)  # DeviceInfo.key of all that were kept
+
+    def release_others(self) -> None:
+        """Give data back on devices that were tried alone."""
+        for key in [k for k in self.loaded if k[0] not in self.trained_on]:
+            self.loaded.pop(key).release()
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,14 @@ class _Round:
     recorded: Placement | None
     clock: RoundClock
     record: NodeRecord
+
+
+class _LostError(Exception):
+    """A layout cannot train, because of ``infos`` if any is known to have failed."""
+
+    def __init__(self, layout: Layout, infos: list[DeviceInfo], error: DeviceError) -> None:
+        super().__init__(str(error))
+        self.layout, self.infos, self.error = layout, infos, error
 
 
 class NodeSession(Protocol):
@@ -91,6 +109,7 @@ class Session:
         self.devices = Devices(
             experiment.devices, self.model, excluded or {}, experiment.train.recipe
         )
+        self._placer = Placer(experiment, self.model, self.devices)
         self._nodes: dict[str, Node] = {}
 
     def train(
@@ -105,7 +124,7 @@ class Session:
         """Train the task's partition (or the examples in ``path``) from ``params`` for one round.
 
         ``recorded`` repeats a placement. A device that fails is refused and the round is done
-        again on the next one: nothing but time is lost, and the record says so.
+        again without it: nothing but time is lost, and the record says so.
         """
         with clock.phase("data"):
             node = self._node(task.partition, path)
@@ -114,17 +133,16 @@ class Session:
                 node.micro_batch = recorded.kept.micro_batch or None
             asked = _Round(node, params, task, recorded, clock, NodeRecord(task.partition))
         while True:
-            info, reason = self._place(asked)
             try:
-                outcome = self._train_on(info, asked, stop)
+                course = self._course(asked)
+                outcome = self._train_on(course, asked, stop)
                 break
-            except DeviceError as e:
+            except _LostError as lost:
                 if recorded is not None:
-                    raise
-                self._drop(node, info, e)
+                    raise lost.error from None
+                self._drop(lost)
         with clock.phase("encode"):
-            node.chosen, node.reason = info.key, reason
-            asked.record.reason = reason
+            self._conclude(course, asked)
             return outcome, self._report(asked.record, outcome.metrics, outcome.num_examples)
 
     def evaluate(
@@ -136,14 +154,12 @@ class Session:
             node = self._node(partition, path)
         while True:
             with clock.phase("plan"):
-                usable = self.devices.usable()
-                info = next((i for i in usable if i.key == node.chosen), usable[0])
-                backends.at_work(info.backend)
+                layout = self._placer.evaluates(node.pilot)
             try:
-                metrics = self._evaluate_on(info, node, params, clock, record)
+                metrics = self._evaluate_on(layout, node, params, clock, record)
                 break
-            except DeviceError as e:
-                self._drop(node, info, e)
+            except _LostError as lost:
+                self._drop(lost)
         with clock.phase("encode"):
             held_out = node.data.held_out
             assert held_out is not None  # _ready has refused a node without
@@ -165,136 +181,139 @@ class Session:
             data = self.shares.of_file(partition, path) if path else self.shares.of(partition)
             train = self.experiment.train
             batch = min(train.batch, len(data.train))
-            node = self._nodes[partition] = Node(data, batch, train.micro_batch)
+            node = Node(data, batch, train.micro_batch, self._placer.pilot())
+            self._nodes[partition] = node
         return node
 
-    def _place(self, asked: _Round) -> tuple[DeviceInfo, str]:
-        """The device to train on, and why: known already, the only one there is, or measured."""
-        with asked.clock.phase("plan"):
-            known = self._known(asked)
-            if known is not None:
-                backends.at_work(known[0].backend)
-                return known
-        candidates = self._candidates(asked)
-        with asked.clock.phase("plan"):
-            figures = self._measure(asked, candidates)
-            infos = self.devices.usable()  # raises if all were refused
-            names = [_short_name(i, infos) for i in infos]
-            if len(infos) == 1:
-                forced = self.experiment.devices.backend != "auto"
-                why = "forced by devices.backend" if forced else "the only device that can train"
-                return infos[0], f"{why}: {names[0]}"
-            decision = planner.choose(names, [figures[i.key] for i in infos])
-            chosen, loaded = infos[decision.index], asked.node.loaded
-            for key in [k for k in loaded if k[0] != chosen.key]:
-                loaded.pop(key).release()
-            return chosen, decision.reason
-
-    def _known(self, asked: _Round) -> tuple[DeviceInfo, str] | None:
-        """The recorded choice, or the one of an earlier round if its device still works."""
-        if asked.recorded is not None:
-            return self.devices.find(asked.recorded.kept.parts[0].device), "recorded choice"
-        node = asked.node
-        kept = next((i for i in self.devices.usable() if i.key == node.chosen), None)
-        return None if kept is None else (kept, node.reason)
-
-    def _candidates(self, asked: _Round) -> list[probe.Candidate]:
-        """The usable devices with program and data; one that fails is refused."""
-        candidates = []
-        for info in self.devices.usable():
-            try:
-                ready = self._ready(info, asked.node, asked.clock)
-                candidates.append(probe.Candidate(*ready))
-            except DeviceError as e:
-                self._drop(asked.node, info, e)
-        return candidates
-
-    def _measure(
-        self, asked: _Round, candidates: list[probe.Candidate]
-    ) -> dict[str, probe.Measured]:
-        """Figures of each device by its key, if there are several; one that fails is refused."""
-        figures: dict[str, probe.Measured] = {}
-        if len(candidates) < 2:
-            return figures
-        measured = probe.measure(candidates, asked.params, asked.task)
-        for candidate, found in zip(candidates, measured, strict=True):
-            info = candidate.device.info
-            if isinstance(found, DeviceError):
-                self._drop(asked.node, info, found)
-            else:
-                figures[info.key] = found
-        asked.record.measured |= {key: asdict(f) for key, f in figures.items()}
-        return figures
-
-    def _ready(
-        self, info: DeviceInfo, node: Node, clock: RoundClock, held_out: bool = False
-    ) -> tuple[Device, Program, DeviceData]:
-        """Device opened, program built and checked, the node's data on it."""
-        with clock.phase("build"):
-            # nodes with fewer examples than a batch share programs of a few sizes
-            capacity = min(self.experiment.train.batch, 1 << (node.batch - 1).bit_length())
-            device, program = self.devices.ready(info, capacity, node.micro_batch)
-        with clock.phase("data"):
-            data = node.loaded.get((info.key, held_out))
-            if data is None:
-                examples = node.data.held_out if held_out else node.data.train
-                if examples is None:
-                    raise TrainingError(
-                        f"{node.data.name}: no examples are held out to evaluate on: "
-                        "set data.node_holdout above 0"
-                    )
-                data = node.loaded[info.key, held_out] = device.load(examples.x, examples.y)
-        return device, program, data
-
-    def _train_on(self, info: DeviceInfo, asked: _Round, stop: Callable[[], bool]) -> Outcome:
-        task, clock, record = asked.task, asked.clock, asked.record
-        device, program, data = self._ready(info, asked.node, clock)
+    def _course(self, asked: _Round) -> Fixed:
+        """Which layouts train this round, all of them ready to."""
+        node, clock = asked.node, asked.clock
         with clock.phase("plan"):
-            record.device = asdict(info)
-            part = PlacedPart(
-                info.backend,
-                info.key,
-                info.compute_units,
-                program.segment.first,
-                program.segment.stop,
-                variants=program.usage.variants,
-            )
-            slice_of = program.capacity if program.recipe.accumulates else 0
-            record.placement = Placement((PlacedLayout((part,), slice_of),))
-            record.layout = info.backend
-            if asked.recorded is not None and asked.recorded != record.placement:
-                raise MismatchError(cannot_be_repeated(asked.recorded, record.placement))
-            slices = -(-task.batch // program.capacity)
-            # adding up instead of an update in all slices, and the update
-            record.launches = slices * program.usage.launches + (slices > 1)
-            before = replace(device.traffic)
-        outcome = trainer.train(device, program, data, asked.params, task, clock, stop)
-        with clock.phase("encode"):
-            record.peak_nbytes = program.nbytes + data.nbytes
-            record.set_traffic(device.traffic.since(before))
+            steps = self._placer.steps(asked.task, len(node.data.train))
+            if asked.recorded is None:
+                wanted = self._placer.prepare(node.pilot, steps)
+            else:
+                wanted = self._placer.repeat(node.pilot, asked.recorded)
+            if node.pilot.idle:
+                node.release_others()
+        placed = {}
+        for layout in wanted:
+            placed[layout] = self._placed(layout, node, clock)
+        with clock.phase("plan"):
+            node.pilot.begin_round(steps)
+            if asked.recorded is not None:
+                return repeated(asked.recorded, list(placed.values()), steps.epoch)
+            return Piloted(node.pilot, placed, steps.epoch)
+
+    def _placed(self, layout: Layout, node: Node, clock: RoundClock) -> Placed:
+        """The network on the layout's devices, the node's data on them; _LostError if it fails."""
+        with clock.phase("build"):
+            built = self._built(layout, node)
+        with clock.phase("data"):
+            sites = []
+            for device, program in built:
+                try:
+                    data = self._load(device, node)
+                except DeviceError as e:
+                    raise _LostError(layout, [device.info], e) from None
+                sites.append(Site(device, program, data))
+            return place(layout, sites)
+
+    def _built(self, layout: Layout, node: Node) -> list[tuple[Device, Program]]:
+        """Devices opened, programs of the layout's parts built and checked."""
+        # nodes with fewer examples than a batch share programs of a few sizes
+        capacity = min(self.experiment.train.batch, 1 << (node.batch - 1).bit_length())
+        built: list[tuple[Device, Program]] = []
+        found: tuple[Device, Program] | None
+        for part in layout.parts:
+            info = self.devices.find(part.device)
+            try:
+                if layout.kind == "whole":
+                    found = self.devices.ready(info, capacity, node.micro_batch)
+                else:
+                    found = self.devices.ready_part(info, part.segment(self.model), capacity)
+            except DeviceError as e:
+                raise _LostError(layout, [info], e) from None
+            if found is None:
+                error = DeviceError(f"{info.name}: has no room for batches of {capacity}")
+                raise _LostError(layout, [], error)
+            built.append(found)
+        return built
+
+    def _load(self, device: Device, node: Node, held_out: bool = False) -> DeviceData:
+        """The node's examples on a device."""
+        data = node.loaded.get((device.info.key, held_out))
+        if data is None:
+            examples = node.data.held_out if held_out else node.data.train
+            if examples is None:
+                raise TrainingError(
+                    f"{node.data.name}: no examples are held out to evaluate on: "
+                    "set data.node_holdout above 0"
+                )
+            data = device.load(examples.x, examples.y)
+            node.loaded[device.info.key, held_out] = data
+        return data
+
+    def _train_on(self, course: Fixed, asked: _Round, stop: Callable[[], bool]) -> Outcome:
+        with asked.clock.phase("plan"):
+            before = {id(placed): placed.traffic for placed in course.networks}
+        try:
+            outcome = trainer.train(course, asked.params, asked.task, asked.clock, stop)
+        except DeviceError as e:
+            with asked.clock.phase("plan"):
+                raise _LostError(course.at_work.layout, _failed(course.at_work), e) from None
+        with asked.clock.phase("encode"):
+            asked.record.set_traffic(course.kept.traffic.since(before[id(course.kept)]))
         return outcome
 
     def _evaluate_on(
         self,
-        info: DeviceInfo,
+        layout: Layout,
         node: Node,
         params: Float32Array,
         clock: RoundClock,
         record: NodeRecord,
     ) -> Metrics:
-        # batches as in training, so that its program serves
-        device, program, data = self._ready(info, node, clock, held_out=True)
-        with clock.phase("plan"):
-            record.device = asdict(info)
-            before = replace(device.traffic)
-        with clock.phase("upload"):
-            program.upload(params)
-            device.finish()
-        with clock.phase("evaluate"):
-            metrics = trainer.evaluate(program, data, node.batch)
+        """On one device, in batches as in training, so that its program serves."""
+        with clock.phase("build"):
+            [(device, program)] = self._built(layout, node)
+        try:
+            with clock.phase("data"):
+                data = self._load(device, node, held_out=True)
+                record.device = asdict(device.info)
+                before = replace(device.traffic)
+            with clock.phase("upload"):
+                program.upload(params)
+                device.finish()
+            with clock.phase("evaluate"):
+                metrics = trainer.evaluate(program, data, node.batch)
+        except DeviceError as e:
+            raise _LostError(layout, [device.info], e) from None
         with clock.phase("encode"):
             record.set_traffic(device.traffic.since(before))
         return metrics
+
+    def _conclude(self, course: Fixed, asked: _Round) -> None:
+        """What the round says of its layouts, for the record and for the rounds to come."""
+        record, pilot, kept = asked.record, asked.node.pilot, course.kept
+        rest_steps, rest_s = (course.rest.steps, course.rest.seconds) if course.rest else (0, 0.0)
+        ended = pilot.end_round(rest_steps, rest_s)
+        record.placement = placement_of(course)
+        record.layout, record.reason = self._placer.describe(kept.layout), pilot.reason
+        record.decision = ended.decision
+        record.measured = {
+            self._placer.describe(layout): {"step_s": step_s, "round_s": round_s}
+            for layout, (step_s, round_s) in ended.measured.items()
+        }
+        record.device = described(kept)
+        program = kept.programs[0]
+        slices = -(-asked.task.batch // program.capacity)  # more than one on a single device alone
+        # adding up instead of an update in all slices, and the update
+        record.launches = slices * kept.launches + (slices > 1)
+        record.peak_nbytes = kept.nbytes
+        asked.node.trained_on.update(kept.layout.devices)
+        if ended.moved:
+            self.devices.say("placement changed", ended.decision.reason)
 
     def _report(self, record: NodeRecord, metrics: Metrics, num_examples: int) -> NodeRecord:
         record.num_examples = num_examples
@@ -302,16 +321,34 @@ class Session:
         record.events = self.devices.take_events()
         return record
 
-    def _drop(self, node: Node, info: DeviceInfo, error: DeviceError) -> None:
-        self.devices.refuse(info, error)
-        for each in self._nodes.values():
-            for key in [k for k in each.loaded if k[0] == info.key]:
-                del each.loaded[key]  # not released: the device may answer no more
-        if node.chosen == info.key:
-            node.chosen = None
+    def _drop(self, lost: _LostError) -> None:
+        """Use devices that failed no more; without any, the layout."""
+        keys = {info.key for info in lost.infos}
+        for info in lost.infos:
+            self.devices.refuse(info, lost.error)
+        if not keys:
+            self._placer.leave_aside(lost.layout)
+            text = f"{self._placer.describe(lost.layout)}: {lost.error}"
+            self.devices.say("layout left aside", text)
+
+        def gone(layout: Layout) -> bool:
+            return layout == lost.layout or not keys.isdisjoint(layout.devices)
+
+        for node in self._nodes.values():
+            node.pilot.leave_out(gone)
+            for key in [k for k in node.loaded if k[0] in keys]:
+                del node.loaded[key]  # not released: the device may answer no more
 
 
-def _short_name(info: DeviceInfo, among: list[DeviceInfo]) -> str:
-    """The backend's name, with the device's where the backend has several."""
-    alone = sum(other.backend == info.backend for other in among) == 1
-    return info.backend if alone else f"{info.backend} ({info.name})"
+def _failed(placed: Placed) -> list[DeviceInfo]:
+    """Of a network that failed, the devices that did: where it has one, that; else those that
+    answer no more, perhaps none."""
+    if len(placed.devices) == 1:
+        return [placed.devices[0].info]
+    failed = []
+    for device in placed.devices:
+        try:
+            device.finish()
+        except DeviceError:
+            failed.append(device.info)
+    return failed

@@ -180,12 +180,13 @@ class Supervisor:
         """What is done about a lost worker, for the record."""
         events = [Event(lost.kind, f"{lost}: started again, the round is done again")]
         if lost.backend not in ("", REFERENCE):
-            self._losses[lost.backend] += 1
-            if self._losses[lost.backend] >= ATTEMPTS:
-                why = f"it took the worker down {ATTEMPTS} times ({lost})"
-                self._excluded[lost.backend] = why
-                text = f"{lost.backend}: {why}: not used again until this node is started again"
-                events.append(Event("backend excluded", text))
+            for backend in lost.backend.split("+"):  # of several at once, any may be to blame
+                self._losses[backend] += 1
+                if self._losses[backend] >= ATTEMPTS:
+                    why = f"it took the worker down {ATTEMPTS} times ({lost})"
+                    self._excluded[backend] = why
+                    text = f"{backend}: {why}: not used again until this node is started again"
+                    events.append(Event("backend excluded", text))
         for event in events:
             log.warning("%s: %s", event.kind, event.message)
         return events

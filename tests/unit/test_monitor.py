@@ -1,4 +1,4 @@
-"""Rounds simulated by a schedule that only the test knows: heat, noise, recovery, and what they cost."""
+"""Rounds simulated by a schedule that only the test knows: heat, noise, recovery."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from client.placement.layout import Layout
 from client.placement.monitor import Monitor
 from client.placement.pilot import Pilot, Steps
+from client.record import Decision
 
 GPU, CPU = Layout.whole("gpu||maker|gpu|1", 3), Layout.whole("numpy|||cpu|1", 3)
 BLOCKS = ("a", "b", "c")
@@ -22,7 +23,7 @@ Speed = Callable[[int], float]
 
 @dataclass
 class Simulated:
-    """A node that trains by the monitor's advice; ``at`` counts its steps, ``now_s`` its seconds."""
+    """A node that trains by a pilot; ``at`` counts its steps, ``now_s`` its seconds."""
 
     speeds: Mapping[Layout, Speed]
     kept: Layout
@@ -36,9 +37,8 @@ class Simulated:
 
     def __post_init__(self) -> None:
         self.pilot = Pilot(lambda layout: layout.describe(BLOCKS))
-        self.pilot.settle(self.kept, "chosen")
-        self.pilot.learn({layout: speed(0) for layout, speed in self.speeds.items()})
-        self.pilot.steps = Steps(self.steps, 100 * self.steps)
+        self.pilot.settle(self.kept, Decision("recorded", "chosen"))
+        self.pilot.release({layout: speed(0) for layout, speed in self.speeds.items()})
 
     def train(self, layout: Layout, steps: int) -> float:
         """Steps, which take what they take by the schedule, all alike by the noise."""
@@ -53,13 +53,13 @@ class Simulated:
         pilot = self.pilot
         for _ in range(rounds):
             left = self.steps
-            self.kinds.append(pilot.begin_round().kind)
+            pilot.begin_round(Steps(self.steps, self.steps, 100 * self.steps, self.steps))
             while left and (turn := pilot.next()) is not None:
                 pilot.took(turn, self.train(turn.layout, turn.steps))
                 left -= turn.steps
             assert pilot.kept is not None
             self.rested.append(pilot.kept)
-            pilot.end_round(left, self.train(pilot.kept, left))
+            self.kinds.append(pilot.end_round(left, self.train(pilot.kept, left)).decision.kind)
 
 
 def heat(step_s: float, factor: float, onset: int, end: int) -> Speed:

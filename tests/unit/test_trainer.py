@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from client import random, trainer
-from client.backends.base import Device, DeviceData
+from client.backends.base import DeviceData
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.program import NumpyProgram
 from client.backends.recipe import DEFAULT_RECIPE, Hyper
 from client.errors import TrainingError
 from client.model import initialise
+from client.placed import Placed, Site, place
+from client.placement.course import Fixed
+from client.placement.layout import Layout
 from client.timing import RoundClock
 from client.trainer import Task, batches
 from tests import fakes
@@ -56,16 +59,24 @@ def program(device: NumpyDevice) -> Recorder:
     return made
 
 
-def load(device: Device, n: int) -> DeviceData:
+def load(device: NumpyDevice, n: int) -> DeviceData:
     return device.load(*fakes.examples(n))
+
+
+def placed(device: NumpyDevice, program: NumpyProgram, n: int) -> Placed:
+    layout = Layout.whole(device.info.key, program.segment.stop)
+    return place(layout, [Site(device, program, load(device, n))])
 
 
 START = initialise(fakes.model(), seed=1)
 
 
-def train(device: Device, program: Recorder, n: int = 20, task: Task = TASK, stop=lambda: False):  # type: ignore[no-untyped-def]
+def train(
+    device: NumpyDevice, program: Recorder, n: int = 20, task: Task = TASK, stop=lambda: False
+):  # type: ignore[no-untyped-def]
     clock = RoundClock()
-    return trainer.train(device, program, load(device, n), START, task, clock, stop), clock
+    course = Fixed(placed(device, program, n), len(batches(n, task.batch)))
+    return trainer.train(course, START, task, clock, stop), clock
 
 
 def test_batches_cover_each_example_once_and_the_last_may_be_smaller() -> None:
@@ -117,7 +128,7 @@ def test_phases_are_those_of_training_and_account_for_the_wall(
 ) -> None:
     _, clock = train(device, program)
     timing = clock.stop()
-    assert list(timing.phases) == ["upload", "train", "download"]
+    assert list(timing.phases) == ["plan", "upload", "train", "download"]
     assert all(s >= 0 for s in timing.phases.values())
     assert sum(timing.phases.values()) <= timing.wall_s
 
