@@ -12,17 +12,14 @@ from client.placement import search, steps
 from client.placement.cost import Costs
 from client.placement.layout import Layout
 from client.placement.limits import NO_LIMITS, Limits, Refusal
-from client.placement.probe import Measured
 from client.placement.steps import EdgeFigures, PartFigures
 
 __all__ = [
     "NO_LIMITS",
-    "Decision",
     "Limits",
     "Prediction",
     "Ranking",
     "Refusal",
-    "choose",
     "predict",
     "rank",
 ]
@@ -144,21 +141,3 @@ def _beyond(costs: Costs, limits: Limits, found: Prediction) -> Refusal | None:
         message = f"a round would take {found.round_s:.3g} s of {limits.round_s:.3g} s"
         return Refusal(what, "time", message)
     return None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The device chosen (its place in the list) and the reason in one sentence."""
-
-    index: int
-    reason: str
-
-
-def choose(names: list[str], measured: list[Measured]) -> Decision:
-    """The device with the shortest round; the earlier one where two are equal."""
-    index = min(range(len(measured)), key=lambda i: measured[i].round_s)
-    figures = ", ".join(
-        f"{name} {m.round_s:.3f} s ({m.step_s * 1e3:.2f} ms a step)"
-        for name, m in zip(names, measured, strict=True)
-    )
-    return Decision(index, f"measured a round: {figures}")

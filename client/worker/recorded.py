@@ -10,7 +10,7 @@ from client.errors import ConfigError, MismatchError
 from client.placed import Placed
 from client.placement.course import Fixed
 from client.placement.layout import Layout, Part
-from client.record import PlacedLayout, PlacedPart, Placement
+from client.record import PlacedLayout, PlacedPart, Placement, cannot_be_repeated
 
 
 def placement_of(course: Fixed) -> Placement:
@@ -41,12 +41,9 @@ def layout_of(recorded: PlacedLayout) -> Layout:
 
 def repeated(recorded: Placement, networks: Sequence[Placed], epoch_steps: int) -> Fixed:
     """The recorded stages again; MismatchError where one of the layouts came out otherwise."""
-    for placed, wanted in zip(networks, recorded.layouts, strict=True):
-        here = _recorded(placed)
-        if here != wanted:
-            raise MismatchError(
-                f"the recorded placement cannot be repeated here: recorded {wanted}, here {here}"
-            )
+    here = Placement(tuple(_recorded(placed) for placed in networks), recorded.trials)
+    if here != recorded:
+        raise MismatchError(cannot_be_repeated(recorded, here))
     before = [(networks[i], steps) for i, steps in recorded.trials]
     return Fixed(networks[0], epoch_steps, before)
 

@@ -196,17 +196,19 @@ class Session:
                 wanted = self._placer.repeat(node.pilot, asked.recorded)
             if node.pilot.idle:
                 node.release_others()
-        placed = {}
+        placed: dict[Layout, Placed] = {}
         for layout in wanted:
-            placed[layout] = self._placed(layout, node, clock)
+            self._place(layout, placed, node, clock)
         with clock.phase("plan"):
             node.pilot.begin_round(steps)
             if asked.recorded is not None:
                 return repeated(asked.recorded, list(placed.values()), steps.epoch)
             return Piloted(node.pilot, placed, steps.epoch)
 
-    def _placed(self, layout: Layout, node: Node, clock: RoundClock) -> Placed:
-        """The network on the layout's devices, the node's data on them; _LostError if it fails."""
+    def _place(
+        self, layout: Layout, placed: dict[Layout, Placed], node: Node, clock: RoundClock
+    ) -> None:
+        """Put the network on the layout's devices, into ``placed``; _LostError if one fails."""
         with clock.phase("build"):
             built = self._built(layout, node)
         with clock.phase("data"):
@@ -217,7 +219,7 @@ class Session:
                 except DeviceError as e:
                     raise _LostError(layout, [device.info], e) from None
                 sites.append(Site(device, program, data))
-            return place(layout, sites)
+            placed[layout] = place(layout, sites)
 
     def _built(self, layout: Layout, node: Node) -> list[tuple[Device, Program]]:
         """Devices opened, programs of the layout's parts built and checked."""

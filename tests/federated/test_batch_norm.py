@@ -53,8 +53,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Rounds:
     seen: Rounds = defaultdict(dict)
     real = trainer.train
 
-    def train(device: Any, program: Any, data: Any, params: Any, task: Any, *rest: Any) -> Outcome:
-        outcome = real(device, program, data, params, task, *rest)
+    def train(course: Any, params: Any, task: Any, *rest: Any) -> Outcome:
+        outcome = real(course, params, task, *rest)
         seen[task.round][task.partition] = (params.copy(), outcome)
         return outcome
 
@@ -114,8 +114,8 @@ def test_a_node_with_a_negative_variance_is_left_out(
     real = trainer.train
     place = next(v for v in build_model(MODEL, "small").buffers if v.variance).slice
 
-    def train(device: Any, program: Any, data: Any, params: Any, task: Any, *rest: Any) -> Outcome:
-        outcome = real(device, program, data, params, task, *rest)
+    def train(course: Any, params: Any, task: Any, *rest: Any) -> Outcome:
+        outcome = real(course, params, task, *rest)
         if task.partition == "node-1":
             outcome.params[place] = -0.25
         return outcome

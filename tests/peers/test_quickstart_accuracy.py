@@ -11,6 +11,9 @@ from client.config import load_experiment
 from client.data.shares import Shares
 from client.errors import DeviceError
 from client.model import build_model, initialise
+from client.placed import Site, place
+from client.placement.course import Fixed
+from client.placement.layout import Layout
 from client.timing import RoundClock
 from client.trainer import Task
 
@@ -72,7 +75,9 @@ def test_one_nodes_training_gives_pytorchs_parameters(backend: str) -> None:
     hyper = Hyper(config.lr, config.momentum)
     task = Task(1, seed, name, config.local_epochs, config.batch, hyper)
     loaded = device.load(data.x, data.y)
-    ours = trainer.train(device, program, loaded, start, task, RoundClock()).params
+    layout = Layout.whole(info.key, len(model.block_names))
+    course = Fixed(place(layout, [Site(device, program, loaded)]), epoch_steps=1)
+    ours = trainer.train(course, start, task, RoundClock()).params
     loaded.release()
     program.release()
     device.close()

@@ -513,7 +513,7 @@ def test_a_warm_round_does_nothing_outside_its_phases(tmp_path: Path) -> None:
         s.evaluate("node-0", None, params, clock)
     finally:
         sys.setprofile(None)
-    steps = {"Session._course", "Session._placed", "Session._train_on", "Session._evaluate_on"}
+    steps = {"Session._course", "Session._place", "Session._train_on", "Session._evaluate_on"}
     assert set(clock.outside) == {"Session.train", "train", "Session.evaluate", *steps}
 
 
