@@ -528,9 +528,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_worker_ends_when_its_broker_is_killed(tmp_path: Path) -> None:
+def test_a_worker_ends_when_its_broker_is_killed(
+    short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a temporary folder of the test's own: in another one, whoever starts next tidies up."""
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     with subprocess.Popen(
-        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOST],
+        env={**os.environ, "TMPDIR": str(short_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stdin is not None
@@ -546,6 +554,7 @@ def test_a_worker_ends_when_its_broker_is_killed(tmp_path: Path) -> None:
                 assert gone(pid)
                 app.wait(120)
             left = Path(variables[TOKEN_VARIABLE]).parent
+            assert left.parent == short_path
             assert left.is_dir()
             Broker().close()
             assert not left.exists()  # the next host removes what a killed one leaves
