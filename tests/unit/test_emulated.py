@@ -1,245 +1,31 @@
-"""Emulated devices: what their own clock says, with time that the tests make."""
+"""Emulated devices: what passes the link, what steps cost, what is refused; time is made here."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from client import backends
-from client.backends.base import Program
-from client.backends.emulated.clock import HostClock
 from client.backends.emulated.device import EmulatedDevice, describe
-from client.backends.emulated.reference import References, thread_time, wall_time
-from client.backends.emulated.schedule import Schedule
-from client.backends.emulated.spec import Emulation, Heat, Link, Way, load
-from client.backends.emulated.timeline import Order, Timeline
+from client.backends.emulated.spec import Emulation, Heat, Link, Way
 from client.backends.figures import Command
-from client.backends.recipe import Hyper, Recipe
-from client.errors import ConfigError, DataError, DeviceError
-from client.fields import shipped_names
+from client.backends.recipe import Recipe
+from client.errors import DataError, DeviceError
 from client.model import initialise
 from client.model.graph import Segment
+from client.placed import Placed, Site, place
+from client.placement.layout import Layout
 from tests import fakes
-
-WORK_S = 0.01
-"""What the tests' meter says of any command."""
-
-LINK = Link(upload=Way(1e-3, 1e6), download=Way(2e-3, 0.5e6))
-HYPER = Hyper(lr=0.1, momentum=0.9)
-BATCH = 8
-
-
-class Clock:
-    """Stands still but while somebody waits."""
-
-    def __init__(self) -> None:
-        self.time_s = 100.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def wait_until(self, moment_s: float) -> None:
-        self.time_s = max(self.time_s, moment_s)
-
-
-def meter(work: Callable[[], Any]) -> tuple[Any, float]:
-    return work(), WORK_S
-
-
-@contextmanager
-def emulated(clock: Clock | None = None, **over: Any) -> Iterator[EmulatedDevice]:
-    """numpy on a clock of its own; ``over``: keys of the emulation."""
-    emulation = replace(Emulation("toy", LINK, compute_factor=3.0), **over)
-    numpy = backends.get("numpy")
-    inner = numpy.open_part(numpy.devices()[0], memory_nbytes=emulation.memory_nbytes)
-    info = describe(emulation, inner.info)
-    device = EmulatedDevice(info, emulation, inner, clock or Clock(), meter)
-    yield device
-    device.close()
-
-
-def ready(device: EmulatedDevice, n: int = 3 * BATCH) -> Program:
-    """A program with values and an epoch's order; nothing is in flight."""
-    model = fakes.model()
-    program = device.compile(model.whole, BATCH)
-    program.upload(initialise(model, seed=0))
-    data = device.load(*fakes.examples(n))
-    program.begin_epoch(data, np.arange(n, dtype=np.int32), BATCH, 0)
-    device.finish()
-    return program
-
-
-class Lap:
-    """How far a clock went since the last asking."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._last_s = clock, clock.time_s
-
-    def __call__(self) -> float:
-        passed_s = self._clock.time_s - self._last_s
-        self._last_s = self._clock.time_s
-        return passed_s
-
-
-# -- schedule ------------------------------------------------------------------------------------
-
-
-def test_a_command_begins_when_it_is_there_and_the_one_before_is_over() -> None:
-    schedule = Schedule(compute_factor=4.0, heat=None)
-    first = schedule.add(arrived_s=10.0, reference_s=0.5, transfer_s=0.25)
-    assert (first.start_s, first.end_s) == (10.0, 12.25)
-    assert (first.compute_s, first.transfer_s) == (2.0, 0.25)
-    assert schedule.add(11.0, 0.5, 0.0).start_s == 12.25
-    late = schedule.add(20.0, 0.0, 1.0, prepare_s=0.5)
-    assert (late.start_s, late.end_s) == (20.0, 21.5), "what is built is built as fast as anywhere"
-    assert schedule.busy_s == 2.25 + 2.0 + 1.5
-
-
-def factors(schedule: Schedule, moments_s: list[float]) -> list[float]:
-    """By how much commands of one second are slowed that arrive then."""
-    return [schedule.add(moment_s, 1.0, 0.0).compute_s for moment_s in moments_s]
-
-
-def test_heat_sets_in_after_busy_seconds_and_idle_ones_take_it_away() -> None:
-    schedule = Schedule(1.0, Heat(after_busy_s=2.0, factor=3.0, cools_idle_s=4.0))
-    assert factors(schedule, [0.0] * 4) == [1.0, 1.0, 3.0, 3.0]  # it is busy until 8
-    assert schedule.factor == 3.0
-    assert factors(schedule, [10.0]) == [3.0], "two idle seconds are half of what it takes"
-    assert factors(schedule, [17.0]) == [1.0], "four in a row, after it was busy until 13"
-    assert schedule.factor == 1.0
-    assert factors(schedule, [18.0] * 2) == [1.0, 3.0]
-
-
-def test_short_pauses_add_up() -> None:
-    schedule = Schedule(1.0, Heat(after_busy_s=2.0, factor=3.0, cools_idle_s=2.0))
-    moments_s = [2.0 * i for i in range(10)]  # as long idle as busy: it never becomes hot
-    assert factors(schedule, moments_s) == [1.0] * 10
-
-
-def test_heat_of_a_given_length_ends_whether_busy_or_idle() -> None:
-    schedule = Schedule(2.0, Heat(after_busy_s=2.0, factor=3.0, cools_s=9.0))
-    assert factors(schedule, [0.0] * 4) == [2.0, 6.0, 6.0, 2.0]  # hot from 2 to 11, until 14
-    assert factors(schedule, [20.0]) == [6.0], "the next heat began after two busy seconds"
-
-
-# -- reference -----------------------------------------------------------------------------------
-
-
-def test_the_reference_is_the_calm_minimum() -> None:
-    references = References(prepares=False)
-    assert [references.of("a", s) for s in (3.0, 5.0, 2.0, 9.0)] == [3.0, 3.0, 2.0, 2.0]
-    assert references.of("b", 7.0) == 7.0
-
-
-def test_times_in_which_something_was_built_tell_nothing() -> None:
-    references = References(prepares=True)
-    assert references.of("forward", 50.0, ["forward"]) is None
-    assert references.of("forward", 3.0, ["forward"]) == 3.0
-    assert references.of("step", 9.0, ["forward", "backward"]) is None
-    assert references.of("step", 5.0, ["forward", "backward"]) == 5.0
-
-
-def test_time_that_a_thread_waits_does_not_count_as_its_own() -> None:
-    waited = threading.Event()
-    _, own_s = thread_time(lambda: waited.wait(0.2))
-    _, wall_s = wall_time(lambda: waited.wait(0.2))
-    assert own_s < 0.1 < wall_s
-
-
-def test_the_hosts_clock_waits_no_shorter() -> None:
-    clock = HostClock()
-    for wait_s in (0.0, 50e-6, 2e-3):
-        moment_s = clock.now_s() + wait_s
-        clock.wait_until(moment_s)
-        assert clock.now_s() >= moment_s
-
-
-# -- timeline ------------------------------------------------------------------------------------
+from tests.emulation import BATCH, HYPER, LINK, WORK_S, Clock, Lap, emulated, meter, ready
 
 
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def timeline(clock: Clock) -> Iterator[Timeline]:
-    timeline = Timeline("test", Schedule(1.0, None), clock, meter, stall_after=None)
-    yield timeline
-    timeline.close()
-
-
-def test_enqueueing_does_not_wait(timeline: Timeline, clock: Clock) -> None:
-    go_on, done = threading.Event(), []
-    timeline.enqueue(Order(lambda: done.append(go_on.wait(60))))
-    mark = timeline.mark()
-    assert not mark.done()  # nor could it be: it waits for us
-    go_on.set()
-    mark.wait()
-    assert done == [True]
-
-
-def test_whoever_waits_waits_for_the_devices_clock(timeline: Timeline, clock: Clock) -> None:
-    order = Order(lambda: "result", transfer_s=2.0)
-    timeline.enqueue(order)
-    mark = timeline.mark()
-    assert timeline.call(order) == "result"
-    assert clock.time_s == 104.0
-    assert mark.done()
-    assert timeline.late_s == 0.0
-
-
-def test_a_command_that_was_carried_out_is_not_over_before_its_time(
-    timeline: Timeline, clock: Clock
-) -> None:
-    timeline.enqueue(Order(lambda: None, transfer_s=2.0))
-    mark = timeline.mark()
-    timeline.aside(lambda: None)  # all before it is carried out
-    assert clock.time_s == 100.0
-    assert not mark.done()
-    clock.time_s = 103.0  # the host has done something else
-    assert mark.done()
-    mark.wait()
-    assert timeline.late_s == 1.0
-
-
-def test_an_error_of_what_was_enqueued_meets_whoever_waits_next(timeline: Timeline) -> None:
-    def fail() -> None:
-        raise DeviceError("lost")
-
-    timeline.enqueue(Order(fail))
-    with pytest.raises(DeviceError, match="lost"):
-        timeline.mark().wait()
-    timeline.mark().wait()
-    with pytest.raises(DeviceError, match="lost"):
-        timeline.call(Order(fail))
-    assert timeline.call(Order(lambda: 5)) == 5
-
-
-def test_a_command_that_stalls_never_ends_and_none_after_it_begins(clock: Clock) -> None:
-    timeline = Timeline("stalling", Schedule(1.0, None), clock, meter, stall_after=2)
-    ran: list[int] = []
-    for i in range(4):
-        timeline.enqueue(Order(lambda i=i: ran.append(i)))
-    mark = timeline.mark()
-    assert timeline.stalled.wait(60)
-    waiting = threading.Thread(target=mark.wait, daemon=True)
-    waiting.start()
-    waiting.join(0.2)
-    assert waiting.is_alive()
-    assert not mark.done()
-    assert ran == [0, 1]
-
-
-# -- device --------------------------------------------------------------------------------------
 
 
 def test_each_transfer_passes_the_link_with_its_bytes(clock: Clock) -> None:
@@ -432,6 +218,47 @@ def test_what_does_not_fit_is_refused_at_the_call() -> None:
             fresh.gather(0, 1)
 
 
+@contextmanager
+def placed(clock: Clock, layout: Callable[[Sequence[str], int], Layout]) -> Iterator[Placed]:
+    """The small network on two devices with one clock, an epoch begun."""
+    model, (x, y) = fakes.model(), fakes.examples(2 * BATCH)
+    with emulated(clock, name="one") as one, emulated(clock, name="two") as two:
+        found = layout([one.info.key, two.info.key], len(model.block_names))
+        sites = [
+            Site(device, device.compile(part.segment(model), BATCH), device.load(x, y))
+            for device, part in zip((one, two), found.parts, strict=True)
+        ]
+        network = place(found, sites)
+        network.upload(initialise(model, seed=0))
+        network.begin_epoch(np.arange(2 * BATCH, dtype=np.int32), BATCH, 0)
+        network.finish()
+        yield network
+
+
+COMMAND_S = 3 * WORK_S
+
+
+def test_both_slices_of_a_split_batch_are_computed_at_once(clock: Clock) -> None:
+    with placed(clock, lambda keys, blocks: Layout.split(keys, [0.5, 0.5], blocks)) as network:
+        lap, values_nbytes = Lap(clock), 4 * fakes.model().num_values
+        network.step(0, BATCH, HYPER)
+        network.finish()
+        way_s = LINK.upload.seconds(values_nbytes) + LINK.download.seconds(values_nbytes)
+        # gather, forward, loss, backward on both; gradients to the owner, who adds and updates;
+        # values to the other
+        assert lap() == pytest.approx((4 + 2) * COMMAND_S + 2 * way_s)
+
+
+def test_the_tail_of_a_cut_network_is_updated_while_its_head_goes_backward(clock: Clock) -> None:
+    with placed(clock, lambda keys, blocks: Layout.cut(keys, [3, blocks])) as network:
+        lap, boundary_nbytes = Lap(clock), 4 * BATCH * 8
+        network.step(0, BATCH, HYPER)
+        network.finish()
+        way_s = LINK.upload.seconds(boundary_nbytes) + LINK.download.seconds(boundary_nbytes)
+        # gather, forward; forward, loss, backward; backward, update
+        assert lap() == pytest.approx((2 + 3 + 2) * COMMAND_S + 2 * way_s)
+
+
 def test_the_probes_primitives_take_the_devices_time(clock: Clock) -> None:
     with emulated(clock) as device:
         exercises, lap = device.exercises(), Lap(clock)
@@ -444,99 +271,3 @@ def test_the_probes_primitives_take_the_devices_time(clock: Clock) -> None:
         assert lap() == pytest.approx(3 * (1e-3 + 1000 / 1e6))
         exercises.download(1000, "pageable").run(2)
         assert lap() == pytest.approx(2 * (2e-3 + 1000 / 0.5e6))
-
-
-# -- backend -------------------------------------------------------------------------------------
-
-FILE = """
-name: toy
-compute_factor: 2
-memory_nbytes: 1_000_000
-link:
-  upload: {latency_s: 1e-5, bytes_per_s: 1e9}
-  download: {latency_s: 1e-5, bytes_per_s: 1e9}
-"""
-
-
-def test_without_the_variable_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("POCKETFED_EMULATE", raising=False)
-    assert "emulated" not in backends.at_hand()
-    with pytest.raises(DeviceError, match=r"only where POCKETFED_EMULATE .*: set POCKET"):
-        backends.get("emulated").devices()
-
-
-def test_devices_are_those_of_the_files_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "toy.yaml"
-    file.write_text(FILE)
-    monkeypatch.setenv("POCKETFED_EMULATE", f"{file}:phone:{file}")
-    assert "emulated" in backends.at_hand()
-    backend = backends.get("emulated")
-    infos = backend.devices()
-    assert [info.name for info in infos] == ["toy", "emulated phone GPU", "toy #2"]
-    toy = infos[0]
-    assert (toy.backend, toy.kind, toy.unified_memory) == ("emulated", "gpu", False)
-    assert (toy.global_mem_nbytes, toy.max_alloc_nbytes) == (1_000_000, 1_000_000)
-    assert "emulated device" in toy.remarks[0]
-    opened = backend.open(infos[2])
-    assert opened.info == infos[2]
-    opened.close()
-    file.write_text(FILE.replace("compute_factor: 2", "compute_factor: 4"))
-    assert backend.devices()[0].key != toy.key, "what was measured of the old one is not of it"
-    with pytest.raises(DeviceError, match=r"toy: .*no longer there"):
-        backend.open(toy)
-
-
-@pytest.mark.parametrize("name", shipped_names("emulated"))
-def test_shipped_ones_can_be_opened(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("POCKETFED_EMULATE", name)
-    emulation = load(Path(str(files("configs")), "emulated", f"{name}.yaml"))
-    try:
-        backends.get(emulation.inner.backend).devices()
-    except DeviceError as e:
-        pytest.skip(f"no inner device: {e}")
-    (info,) = backends.get("emulated").devices()
-    backends.get("emulated").open(info).close()
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("compute_facto: 2", r"toy\.yaml: compute_facto: unknown key.*'compute_factor'"),
-        ("heat: {after_busy_s: 1}", r"toy\.yaml: heat: the key 'factor' is missing"),
-        ("heat: {after_busy_s: 1, factor: 2}", r"heat: needs either cools_idle_s or cools_s"),
-        ("heat: {after_busy_s: 1, factor: 0.5, cools_s: 1}", r"heat\.factor: found 0\.5, must be"),
-        ("inner: {cores: 1}", r"toy\.yaml: inner\.cores: found backend 'numpy', only opencl"),
-        ("inner: {backend: emulated}", r"inner\.backend: found 'emulated', allowed: numpy"),
-        ("inner: {backend: numpy, device: Z80}", r"no inner device .*'Z80' in its name; here: "),
-        ("stall_after: -1", r"toy\.yaml: stall_after: found -1, must be at least 0"),
-    ],
-)
-def test_what_is_wrong_is_told_with_file_and_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
-) -> None:
-    file = tmp_path / "toy.yaml"
-    file.write_text(f"{FILE}{line}\n")
-    monkeypatch.setenv("POCKETFED_EMULATE", str(file))
-    with pytest.raises((ConfigError, DeviceError), match=said):
-        backends.get("emulated").devices()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("compute_factor: 2", "compute_factor: 0.5", "compute_factor: found 0.5, must be at least"),
-        ("bytes_per_s: 1e9", "bytes_per_s: 0", r"link\.upload\.bytes_per_s: found 0\.0, must be"),
-        ("latency_s: 1e-5", "latency_s: -1", r"link\.upload\.latency_s: found -1\.0, must be"),
-        ("name: toy", "name: ''", "name: found nothing"),
-        ("1_000_000", "0", "memory_nbytes: found 0, must be above 0"),
-    ],
-)
-def test_values_that_no_device_has_are_refused(
-    tmp_path: Path, old: str, new: str, said: str
-) -> None:
-    file = tmp_path / "toy.yaml"
-    file.write_text(FILE.replace(old, new, 1))
-    with pytest.raises(ConfigError, match=said):
-        load(file)

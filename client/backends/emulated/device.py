@@ -155,6 +155,7 @@ class EmulatedDevice(Device):
         ran: Callable[[Span], None] | None = None,
     ) -> None:
         """A command that nobody waits for; ``up``: bytes that pass the link before it."""
+        self.traffic.upload_nbytes += up
         self._timeline.enqueue(self._order(work, compute, up, 0, ran))
 
     def call(
@@ -166,7 +167,15 @@ class EmulatedDevice(Device):
         ran: Callable[[Span], None] | None = None,
     ) -> Any:
         """A command that is waited for: its result. ``up``, ``down``: bytes that pass the link."""
+        self.traffic.upload_nbytes += up
+        self.traffic.download_nbytes += down
         return self._timeline.call(self._order(work, compute, up, down, ran))
+
+    def exercise(
+        self, work: Callable[[], Any], compute: Compute | None = None, up: int = 0, down: int = 0
+    ) -> None:
+        """The same for the probe: its bytes are nobody's, they do not count as traffic."""
+        self._timeline.call(self._order(work, compute, up, down, None))
 
     def insert(self, work: Callable[[], Any]) -> None:
         """The host's own work, in its place among the commands; takes no time."""
@@ -191,8 +200,6 @@ class EmulatedDevice(Device):
         down: int,
         ran: Callable[[Span], None] | None,
     ) -> Order:
-        self.traffic.upload_nbytes += up
-        self.traffic.download_nbytes += down
         link = self.emulation.link
         transfer_s = link.upload.seconds(up) + link.download.seconds(down)
         return Order(self._finished(work), compute, transfer_s, ran)

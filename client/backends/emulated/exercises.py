@@ -59,7 +59,7 @@ class EmulatedExercises(Exercises):
         device = self._device
 
         def enqueue() -> Any:
-            return device.call(_nothing, up=up, down=down)
+            return device.exercise(_nothing, up=up, down=down)
 
         return Exercise(enqueue)
 
@@ -73,7 +73,7 @@ class _OneCommand(Exercise):
 
     def run(self, repeats: int) -> None:
         run, compute = super().run, Compute(self.references, repeats)
-        self.device.call(lambda: run(repeats), compute)
+        self.device.exercise(lambda: run(repeats), compute)
 
 
 def _nothing() -> None:
