@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 class Load:
     """Processor time of this machine and of this process, from its making until ``others_share``.
 
-    Of the processors that this process may use. Linux only: elsewhere, and where /proc/stat may
-    not be read (Android), the share is None.
+    Of the processors that this process may use; its children that have ended count as its own.
+    Linux only: elsewhere, and where /proc/stat may not be read (Android), the share is None.
     """
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
@@ -68,4 +68,4 @@ class Load:
 
 def _own_s() -> float:
     times = os.times()
-    return times.user + times.system
+    return times.user + times.system + times.children_user + times.children_system

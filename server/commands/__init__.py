@@ -45,6 +45,7 @@ bench_app = typer.Typer(help="Measure speed against named peers.", no_args_is_he
 bench_app.command()(bench.train)
 bench_app.command()(bench.kernels)
 bench_app.command()(bench.movement)
+bench_app.command()(bench.placement)
 app.add_typer(bench_app, name="bench")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -106,3 +107,36 @@ def movement(
     )
     console.console().print(render(rows))
     finish({"rows": [row.to_json() for row in rows]}, as_json)
+
+
+def placement(
+    models: ModelNames = None,
+    batches: Annotated[list[str] | None, typer.Option("--batch", help="As in 8,32.")] = None,
+    devices: Annotated[
+        list[str] | None, typer.Option("--device", help="Pairs of processors, as in pocl; all.")
+    ] = None,
+    sample: Annotated[bool, typer.Option(help="Forty cells, always the same, instead.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Rows are kept there; a further call measures what is missing.")
+    ] = Path("runs/placement.jsonl"),
+    as_json: Json = False,
+) -> None:
+    """Is the layout that is chosen the best one? Hours; --sample: ten minutes."""
+    from server.bench.placement import grid, run, scoring
+
+    pairs = run.pairs_here()
+    if sample:
+        if models or batches or devices:
+            raise ConfigError("--sample: is a fixed set of cells: leave out --model, --batch, …")
+        cells = grid.sample()
+    else:
+        pairs = grid.find(listed(devices), pairs)
+        cells = grid.grid(
+            listed(models) or grid.MODELS, batch_sizes(batches) or grid.BATCHES, pairs
+        )
+    rows = run.bench_placement(cells, pairs, out, console.console(stderr=True).print)
+    summary = scoring.summarise(rows)
+    console.console().print(run.render(rows))
+    for line in summary.lines():
+        console.console().print(line, soft_wrap=True)
+    finish(run.as_json(rows, summary), as_json)

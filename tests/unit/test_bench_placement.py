@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from client.errors import ConfigError, StoreError
+from client.errors import ConfigError, DeviceError, StoreError
 from client.fields import parse_yaml
 from client.placement.layout import Layout
-from server.bench.placement import candidates, grid
+from server.bench import measure
+from server.bench.placement import candidates, grid, scan
+from server.bench.placement import run as bench
+from server.bench.placement.cell import Chosen
+from server.bench.placement.cell import measure as measure_cell
 from server.bench.placement.grid import PAIRS, Cell
 from server.bench.placement.results import Results
+from server.bench.placement.scan import Scan, Steps
 from server.bench.placement.scoring import Choice, Row, score, summarise
+from server.cli import run
+from tests import fakes
+from tests.json_doc import assert_documented
 
 CPU, GPU = "numpy|||CPU|1", "emulated|||GPU|1"
 BOTH = (CPU, GPU)
@@ -92,6 +102,77 @@ def test_what_the_planner_also_names_is_timed_once() -> None:
     ]
 
 
+# -- scan --------------------------------------------------------------------------------------
+
+
+class Lab:
+    """Layouts whose steps take stated times, on a clock that only they move."""
+
+    def __init__(self, **step_s: float) -> None:
+        self.now_s, self.built, self.alive = 0.0, list[Layout](), 0
+        self.step_s = {Layout.whole(name, 3): s for name, s in step_s.items()}
+        self.steps: dict[Layout, int] = {}
+
+    def make(self, layout: Layout) -> Steps:
+        if layout not in self.step_s:
+            raise DeviceError("does not fit")
+        self.built.append(layout)
+        self.alive += 1
+        lab = self
+
+        class Taken:
+            def run(self, steps: int) -> None:
+                lab.now_s += steps * lab.step_s[layout]
+                lab.steps[layout] = lab.steps.get(layout, 0) + steps
+
+            def release(self) -> None:
+                lab.alive -= 1
+
+        return Taken()
+
+    def scan(self) -> Scan:
+        return Scan(self.make, lambda: self.now_s)
+
+
+def test_a_scan_finds_the_shortest_step_and_times_each_layout_once() -> None:
+    lab = Lab(a=0.004, b=0.002, c=0.003)
+    found = lab.scan()
+    found.time(lab.step_s)
+    found.time(lab.step_s)
+    assert found.step_s == pytest.approx(lab.step_s)
+    assert found.best(2) == [Layout.whole("b", 3), Layout.whole("c", 3)]
+    assert len(lab.built) == 3
+    assert lab.alive == 0
+
+
+def test_what_is_hopeless_takes_two_steps() -> None:
+    lab = Lab(fast=0.001, slow=1.0)
+    lab.scan().time(lab.step_s)
+    assert lab.steps[Layout.whole("slow", 3)] == 2
+    assert lab.steps[Layout.whole("fast", 3)] > 30
+
+
+def test_a_layout_that_cannot_be_trained_is_left_out_loudly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = Lab(a=0.004).scan()
+    with pytest.raises(DeviceError, match="no layout could be trained"):
+        found.best(1)
+    found.time([Layout.whole("huge", 3), Layout.whole("a", 3)])
+    assert list(found.step_s) == [Layout.whole("a", 3)]
+    assert "left out: does not fit" in caplog.text
+
+
+def test_fresh_runs_are_built_anew_and_take_turns() -> None:
+    lab = Lab(a=0.004, b=0.002)
+    found = lab.scan()
+    found.time(lab.step_s)
+    built = len(lab.built)
+    assert found.fresh(list(lab.step_s)) == pytest.approx(lab.step_s)
+    assert len(lab.built) == built + 2
+    assert lab.alive == 0
+
+
 # -- scores ------------------------------------------------------------------------------------
 
 ALONE_CPU, ALONE_GPU = Layout.whole(CPU, 3), Layout.whole(GPU, 3)
@@ -101,9 +182,8 @@ NAMES = {ALONE_CPU: "cpu", ALONE_GPU: "gpu", SPLIT: "both"}
 
 def row(chosen: Layout, cpu_s: float, gpu_s: float, split_s: float, **choice: float) -> Row:
     fresh_s = {ALONE_CPU: cpu_s, ALONE_GPU: gpu_s, SPLIT: split_s}
-    oracle = min(fresh_s, key=lambda layout: fresh_s[layout])
     made = replace(Choice(chosen, 1.0, 0.0, 100), **choice)
-    return score(("m", 8, "d"), NAMES, made, oracle, fresh_s, ALONE_CPU, ALONE_GPU)
+    return score(Cell("m", 8, "d"), NAMES, made, fresh_s, ALONE_CPU, ALONE_GPU)
 
 
 def test_regret_is_what_was_taken_beyond_the_oracle() -> None:
@@ -206,3 +286,120 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
         f.write('{"row": {"model": "m"}}\n')
     with pytest.raises(StoreError, match="line 3 is no row: row: the key 'batch' is missing"):
         Results.open(path)
+
+
+# -- a cell --------------------------------------------------------------------------------------
+
+
+def test_a_cell_times_every_layout_and_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "GROUP_S", 1e-5)
+    monkeypatch.setattr(scan, "FRESH_GROUPS", 2)
+    monkeypatch.setattr(measure, "MIN_GROUP_S", 1e-4)
+    model = tmp_path / "small.yaml"
+    model.write_text(yaml.safe_dump(fakes.MODEL))
+    gpu = fakes.Fake("gpu")
+    devices = fakes.numpy_device(), gpu.open(gpu.devices()[0])
+    keys = [device.info.key for device in devices]
+    chosen = Layout.split(keys, (0.25, 0.75), 4)
+    asked: list[Cell] = []
+
+    def choose(cell: Cell) -> Chosen:
+        asked.append(cell)
+        return Chosen(Choice(chosen, None, 1.0, 100), (Layout.whole(keys[0], 4),))
+
+    cell = Cell(str(model), 8, "a pair")
+    found, timed = measure_cell(cell, *devices, choose)
+    assert asked == [cell]
+    assert len(timed) == 2**4 + 9 + 1  # placements of four blocks, splits by tenths, the chosen one
+    assert found.chosen == "numpy 0.25 + gpu 0.75"
+    assert found.oracle in timed
+    assert found.regret >= 0
+    assert (found.model, found.batch, found.device) == (str(model), 8, "a pair")
+    assert found.prediction_error is None
+
+
+# -- the processes that measure ------------------------------------------------------------------
+
+CHILD = """
+import json, os, sys
+
+asked = json.loads(sys.argv[1])
+for cell in asked["cells"]:
+    if cell["batch"] == 32:
+        print("the device is lost", file=sys.stderr)
+        sys.exit(1)
+    row = {**json.loads(os.environ["ROW"]), **cell, "device": cell["device"]}
+    threads = os.environ["POCL_MAX_PTHREAD_COUNT"]
+    row["chosen"] = f"{asked['pair']['name']} {asked['cores']} {threads}"
+    print(json.dumps({"row": row, "timed": {}}), flush=True)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """Cells, and a child that answers with a row for each, but is lost in those of batch 32."""
+    (tmp_path / "stand_in.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ROW", json.dumps(ROW.to_json()))
+    monkeypatch.setattr(bench, "MODULE", "stand_in")
+    monkeypatch.setattr(bench.os, "sched_getaffinity", lambda pid: {3, 5, 7})
+    return grid.grid(["m"], [8, 32, 128], grid.find(["pocl"]))
+
+
+def test_a_cell_that_takes_its_process_down_is_left_out_and_the_others_measured(
+    stand_in: list[Cell], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, said = tmp_path / "rows.jsonl", list[str]()
+    rows = bench.bench_placement(stand_in, grid.find(["pocl"]), out, said.append)
+    assert [row.batch for row in rows] == [8, 128]
+    assert rows[0].chosen == "pocl [3, 5] 1"
+    assert "the device is lost" in caplog.text
+    assert "m, batch 32, pocl: left out" in caplog.text
+    assert list(Results.open(out).rows) == [stand_in[0], stand_in[2]]
+
+
+def test_what_was_measured_is_not_measured_again(
+    stand_in: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, said = tmp_path / "rows.jsonl", list[str]()
+    cells = [stand_in[0], stand_in[2]]
+    first = bench.bench_placement(cells, grid.find(["pocl"]), out, said.append)
+    monkeypatch.setattr(bench, "MODULE", "no_such_module")
+    assert bench.bench_placement(cells, grid.find(["pocl"]), out, said.append) == first
+
+
+def test_one_core_is_too_few(
+    stand_in: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.os, "sched_getaffinity", lambda pid: {0})
+    with pytest.raises(ConfigError, match="needs two cores"):
+        bench.bench_placement(stand_in, grid.find(["pocl"]), tmp_path / "rows", print)
+
+
+def test_nothing_measured_is_an_error(stand_in: list[Cell], tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="no cell could be measured"):
+        bench.bench_placement([stand_in[1]], grid.find(["pocl"]), tmp_path / "rows", print)
+
+
+def test_the_command_prints_rows_and_their_summary(
+    stand_in: list[Cell],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench, "pairs_here", lambda: list(PAIRS))
+    arguments = ["bench", "placement", "--model", "m", "--batch", "8,128", "--device", "pocl"]
+    assert run([*arguments, "--out", str(tmp_path / "rows.jsonl"), "--json"]) == 0
+    out = capsys.readouterr().out
+    value = json.loads(out.splitlines()[-1])
+    assert_documented("bench placement", value)
+    assert set(value["rows"][0]) == {
+        "model", "batch", "device", "chosen", "oracle", "regret", "right_processor",
+        "near_crossover", "always_cpu_s", "always_gpu_s", "chosen_s", "oracle_s",
+        "planning_share", "prediction_error",
+    }  # fmt: skip
+    assert "right processor: 100% of 2 cells" in out
+    assert run(["bench", "placement", "--sample", "--model", "m"]) == 2
+    assert "--sample: is a fixed set of cells" in capsys.readouterr().err

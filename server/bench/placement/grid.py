@@ -31,12 +31,14 @@ class Pair:
     """Processors that share a node. ``factor``: compute so many times slower; ``link_gb_s``.
 
     Without a link the other processor is no emulated one: PoCL confined to a core, or, where
-    ``gpu`` is its name, a discrete GPU beside all the host's cores.
+    ``gpu`` is its name, a discrete GPU beside all the host's cores. ``sub_device``: PoCL has two
+    threads, and the emulated device is one compute unit of it.
     """
 
     name: str
     factor: int = 1
     link_gb_s: float | None = None
+    sub_device: bool = False
     gpu: str | None = None
 
     @property
@@ -55,7 +57,7 @@ class Pair:
         way = f"{{latency_s: {LATENCY_S}, bytes_per_s: {self.link_gb_s * 1e9}}}"
         return (
             f"name: {self.name}\n"
-            f"inner: {{backend: opencl, cores: 1}}\n"
+            f"inner: {{backend: opencl{', cores: 1' if self.sub_device else ''}}}\n"
             f"compute_factor: {self.factor}\n"
             f"link:\n  upload: {way}\n  download: {way}\n"
         )
@@ -67,6 +69,7 @@ def _emulated(factor: int, link_gb_s: float) -> Pair:
 
 PAIRS = (
     Pair("pocl"),
+    Pair("sub-device", 1, 12, sub_device=True),
     _emulated(1, 12),
     _emulated(1, 4),
     _emulated(1, 1),
@@ -101,9 +104,8 @@ def grid(models: Sequence[str], batches: Sequence[int], pairs: Iterable[Pair]) -
 
 SAMPLE_BATCHES = {
     "mlp": (8, 32, 128),
-    "lenet5": (8, 32),
+    "lenet5": (8, 32, 128),
     "har_cnn1d": (8,),
-    "tcn": (8,),
     "femnist_cnn": (8,),
 }
 """Models of the sample, with the batches that are measured in seconds."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from client.placement.layout import Layout
+from server.bench.placement.grid import Cell
 
 NEAR_CROSSOVER = 1.5
 """A cell is near the crossover where one processor takes at most so many times the other's time."""
@@ -55,25 +56,27 @@ class Row:
 
 
 def score(
-    cell: tuple[str, int, str],
+    cell: Cell,
     names: dict[Layout, str],
     choice: Choice,
-    oracle: Layout,
     fresh_s: dict[Layout, float],
     cpu: Layout,
     gpu: Layout,
 ) -> Row:
-    """A row from the fresh times of the chosen layout, the oracle's and both processors alone."""
+    """A row from fresh times: of the chosen layout, both processors alone, the best of a scan.
+
+    The shortest of them is the oracle.
+    """
+    oracle = min(fresh_s, key=lambda layout: fresh_s[layout])
     chosen_s, oracle_s = fresh_s[choice.layout], fresh_s[oracle]
     cpu_s, gpu_s = fresh_s[cpu], fresh_s[gpu]
     error = None
     if choice.predicted_s is not None:
         error = abs(choice.predicted_s - chosen_s) / chosen_s
-    model, batch, device = cell
     return Row(
-        model=model,
-        batch=batch,
-        device=device,
+        model=cell.model,
+        batch=cell.batch,
+        device=cell.device,
         chosen=names[choice.layout],
         oracle=names[oracle],
         regret=chosen_s / oracle_s - 1,
