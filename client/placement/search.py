@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 from client.placement.cost import Costs, ProcessorCost
 from client.placement.layout import Layout
 from client.placement.limits import Limits
-from client.placement.steps import chain_overhead_s, edge, hides_updates, predict
+from client.placement.steps import (
+    chain_overhead_s,
+    covers_update,
+    edge,
+    hides_updates,
+    predict,
+)
 
 MOST_KEPT = 200
 """Partial placements kept of one block and processor. Where memory is short on several processors
@@ -41,15 +47,17 @@ class _Entry:
     """What a block adds on a processor, beside the edge to it."""
 
     work_s: float  # forward, backward, and what else is on the chain
+    backward_s: float
     update_s: float
     round_s: float  # of a round's moves, divided by its steps
     nbytes: int
 
 
 class _Chain:
-    """The search over one model's blocks. Costs of a label, in order: seconds of the chain, then
-    of each processor whose updates may be longer than what they overlap with all of its own
-    seconds, then bytes of each processor that cannot hold everything, then joules if limited."""
+    """The search over one model's blocks. Costs of a label, in order: seconds of the chain; of each
+    processor whose updates may be longer than what they overlap with, all of its own seconds; bytes
+    of each processor that cannot hold everything; joules if they are limited; and, negative,
+    seconds of backward that updates in the caller's thread may still overlap with."""
 
     def __init__(self, costs: Costs, limits: Limits, steps: int) -> None:
         self._costs, self._steps = costs, steps
@@ -77,6 +85,8 @@ class _Chain:
         self._most = [inf] * (1 + len(self._own)) + [self._rooms[i] for i in self._tight]
         if limits.energy_j is not None:
             self._most.append(limits.energy_j / steps)
+        self._covers = [[covers_update(costs, p, q) for q in self._all] for p in self._all]
+        self._most.append(inf)
         self._width = len(self._most)
         self.exact = True
         self._least = self._least_to_come()
@@ -121,15 +131,33 @@ class _Chain:
         """The labels with one more block, on processor ``p``, reached from another if ``came``."""
         added = self._entries[block, p, block == 0 or came is not None]
         edge_s = 0.0 if came is None else self._edges[block - 1][came][p]
-        hidden_s = 0.0 if first or not self._hides[p] else added.update_s
         busy_s = added.work_s + added.update_s
-        costs = [edge_s + busy_s - hidden_s + added.round_s]
-        costs += [added.round_s + (busy_s if q == p else 0.0) for q in self._own]
-        costs += [added.nbytes if q == p else 0 for q in self._tight]
+        cover_s = -labels.costs[:, -1]
+        if came is not None and not self._covers[came][p]:
+            cover_s = np.zeros_like(cover_s)
+        hidden_s: Float64Array | float = np.minimum(added.update_s, cover_s)
+        if any(self._covers[p]):  # it has a queue: what it covers is for the part behind it
+            hidden_s, before_s = 0.0, cover_s if came is None else 0.0
+            left_s = before_s + added.backward_s
+        else:
+            left_s = cover_s - hidden_s
+        if self._hides[p] and not first:
+            hidden_s = added.update_s
+        costs = np.zeros((len(labels.costs), self._width))
+        costs[:, 0] = edge_s + busy_s - hidden_s + added.round_s
+        at = 1
+        for q in self._own:
+            costs[:, at] = added.round_s + (busy_s if q == p else 0.0)
+            at += 1
+        for q in self._tight:
+            costs[:, at] = added.nbytes if q == p else 0
+            at += 1
         if self._measures_energy:
-            costs.append(busy_s * (self._all[p].power_w or 0.0))
+            costs[:, at] = busy_s * (self._all[p].power_w or 0.0)
+        costs += labels.costs
+        costs[:, -1] = -left_s
         column = np.full((len(labels.devices), 1), p, np.int8)
-        return _Labels(labels.costs + costs, np.concatenate([labels.devices, column], axis=1))
+        return _Labels(costs, np.concatenate([labels.devices, column], axis=1))
 
     def _entry(self, block: int, p: int, begins: bool) -> _Entry:
         costs, processor = self._costs, self._all[p]
@@ -144,7 +172,8 @@ class _Chain:
         moves_s = costs.round_moves_s(processor, block, block + 1)
         if not begins:  # the part's one latency is counted already
             moves_s -= costs.round_moves_s(processor, block, block)
-        return _Entry(work_s, cost.update_s, moves_s / self._steps, cost.nbytes(n))
+        backward_s = cost.backward.at(n)
+        return _Entry(work_s, backward_s, cost.update_s, moves_s / self._steps, cost.nbytes(n))
 
     def _kept(self, found: list[_Labels], block: int, p: int, below_s: float) -> _Labels:
         """Labels within the limits that may become the best, without those dominated."""
@@ -191,7 +220,8 @@ class _Chain:
                 steps = []
                 for q in numbers:
                     added = self._entries[block, q, p != q]
-                    hidden_s = added.update_s if self._hides[q] else 0.0
+                    may_hide = self._hides[q] or any(covers[q] for covers in self._covers)
+                    hidden_s = added.update_s if may_hide else 0.0
                     work_s = added.work_s + added.update_s - hidden_s + added.round_s
                     steps.append(work_s + self._edges[block - 1][p][q] + least[0][q])
                 row.append(min(steps))

@@ -1,8 +1,11 @@
 """How long a training step of a layout takes, by its costs: the executors' order of work. Pure.
 
-Of a cut, the chain of forwards, transfers and backwards passes one after the other; the update of
+Of a cut, the chain of forwards, transfers and backwards passes one after the other. The update of
 a part that is not the first overlaps with what comes before it in the chain, where its processor
-has a queue of its own. Of a split, the slices pass at the same time, then gradients and values.
+has a queue of its own; where it computes in the caller's thread, with the backward of the part
+before it, if that one has a queue.
+
+Of a split, the slices pass at the same time, then gradients and values.
 """
 
 from __future__ import annotations
@@ -90,6 +93,12 @@ def hides_updates(costs: Costs, processor: ProcessorCost) -> bool:
     return processor.queued and alone and not costs.clips
 
 
+def covers_update(costs: Costs, before: ProcessorCost, processor: ProcessorCost) -> bool:
+    """Whether an update in the caller's thread passes while the part before goes backward."""
+    apart = costs.contends(before.key, processor.key) < SHARED
+    return not processor.queued and before.queued and apart and not costs.clips
+
+
 def edge(costs: Costs, source: ProcessorCost, target: ProcessorCost, block: int) -> EdgeFigures:
     """What passes behind a unit-block of a cut."""
     boundary = costs.boundaries[block]
@@ -133,13 +142,18 @@ def chain_overhead_s(costs: Costs, processor: ProcessorCost) -> float:
 def _chain(costs: Costs, layout: Layout) -> Step:
     parts, last = layout.parts, len(layout.parts) - 1
     whole = last == 0
-    chain_s, hidden_s, figures = 0.0, [], []
+    chain_s, hidden_s = 0.0, []
+    figures: list[PartFigures] = []
     busy_s: dict[str, float] = {}
     for i, part in enumerate(parts):
         processor = costs.processor(part.device)
         overhead_s = processor.part_s if whole else chain_overhead_s(costs, processor)
         f = _part(costs, part, costs.batch, overhead_s, loss=i == last)
-        hidden = f.update_s if i > 0 and hides_updates(costs, processor) else 0.0
+        hidden = 0.0
+        if i > 0 and hides_updates(costs, processor):
+            hidden = f.update_s
+        elif i > 0 and covers_update(costs, costs.processor(parts[i - 1].device), processor):
+            hidden = min(f.update_s, figures[-1].backward_s)
         chain_s += f.busy_s - hidden
         busy_s[part.device] = busy_s.get(part.device, 0.0) + f.busy_s
         hidden_s.append(hidden)
