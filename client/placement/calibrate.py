@@ -149,20 +149,22 @@ def fit(predicted: Affine, points: Sequence[tuple[int, float]]) -> Affine:
 
 
 def _by_steps(processor: ProcessorCost, timed: Sequence[TimedSteps]) -> ProcessorCost:
-    """All of a processor's lines scaled, so that they add up to its whole steps."""
+    """Each of a processor's lines scaled, at each batch size that was seen, so that they add up to
+    the step that was seen there; what is the same for any batch by the largest one seen."""
     if not timed:
         return processor
     lines = [processor.gather, processor.loss]
     lines += [line for b in processor.blocks for line in (b.forward, b.backward)]
     constant_s = processor.part_s + sum(b.update_s for b in processor.blocks)
-    total = Affine(constant_s + sum(x.fixed_s for x in lines), sum(x.row_s for x in lines))
-    seen = fit(total, [(t.rows, t.step_s) for t in timed])
-    fixed = seen.fixed_s / total.fixed_s if total.fixed_s else 1.0
-    row = seen.row_s / total.row_s if total.row_s else 1.0
-    beside_s = 0.0 if total.fixed_s else seen.fixed_s
+    factors = []
+    for rows in sorted({t.rows for t in timed}):
+        predicted_s = constant_s + sum(line.at(rows) for line in lines)
+        seen_s = median(t.step_s for t in timed if t.rows == rows)
+        factors.append((rows, seen_s / predicted_s if predicted_s else 1.0))
+    largest = factors[-1][1]
 
     def scaled(line: Affine) -> Affine:
-        return Affine(line.fixed_s * fixed, line.row_s * row)
+        return fit(line, [(rows, line.at(rows) * factor) for rows, factor in factors])
 
     return replace(
         processor,
@@ -171,7 +173,7 @@ def _by_steps(processor: ProcessorCost, timed: Sequence[TimedSteps]) -> Processo
                 b,
                 forward=scaled(b.forward),
                 backward=scaled(b.backward),
-                update_s=b.update_s * fixed,
+                update_s=b.update_s * largest,
                 uncertainty=min(b.uncertainty, SCALED),
                 observed=True,
             )
@@ -179,7 +181,7 @@ def _by_steps(processor: ProcessorCost, timed: Sequence[TimedSteps]) -> Processo
         ),
         gather=scaled(processor.gather),
         loss=scaled(processor.loss),
-        part_s=processor.part_s * fixed + beside_s,
+        part_s=processor.part_s * largest,
     )
 
 

@@ -32,6 +32,7 @@ for command in (
     machine.probe,
     machine.tune,
     models.model,
+    models.plan,
     models.evaluate,
     models.predict,
 ):

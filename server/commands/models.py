@@ -27,6 +27,37 @@ def model(
     finish(value, as_json)
 
 
+def plan(
+    path: Annotated[Path, typer.Argument(help="A model's YAML, or the name of a shipped one.")],
+    profile: Annotated[
+        Path | None, typer.Option(help="Plan for the processors of this profile, not for these.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples of a training step.")] = 32,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Train so for some seconds: predicted and measured.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say of each way to train why it is where it is.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What a model's blocks cost on each processor, and where they are best trained."""
+    from client.placement.profile import load
+    from server import plan as planning
+
+    say = console.console(stderr=True).print
+    model = load_model(path)
+    found = planning.plan(model, load(profile) if profile else planning.profile_here(say), batch)
+    if measure:
+        found = planning.measure(found, say)
+    for table in planning.render(found):
+        console.console().print(table)
+    for line in planning.explain(found) if explain else []:
+        console.console().print(line)
+    console.console().print(planning.sentence(found))
+    finish(planning.as_json(found), as_json)
+
+
 def evaluate(
     path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model file of a run.")],
     source: Annotated[
