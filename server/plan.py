@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from client import backends
@@ -75,8 +75,10 @@ def plan(model: Model, profile: DeviceProfile, batch: int) -> Plan:
 def measure(found: Plan, say: Callable[[str], None]) -> Plan:
     """The same, with times that were measured here."""
     measured = plan_measure.measure(found.model, found.roofline, rank, say)
-    costs = measured.costs
-    return finish(Plan(found.model, found.profile, found.roofline, costs, rank(costs), measured))
+    ranking = rank(measured.costs)
+    possible = tuple(p for p in ranking.predictions if p.layout not in measured.failed)
+    ranking = replace(ranking, predictions=possible)
+    return finish(replace(found, costs=measured.costs, ranking=ranking, measured=measured))
 
 
 def rank(costs: Costs) -> Ranking:
@@ -87,7 +89,10 @@ def rank(costs: Costs) -> Ranking:
 def finish(found: Plan) -> Plan:
     """The plan itself; DeviceError where it has no layout at all."""
     if not found.ranking.predictions:
-        why = "; ".join(f"{r.what}: {r.message}" for r in found.ranking.refusals)
+        refused = [f"{r.what}: {r.message}" for r in found.ranking.refusals]
+        failed = found.measured.failed if found.measured else {}
+        refused += [f"{_describe(found, layout)}: {why}" for layout, why in failed.items()]
+        why = "; ".join(refused)
         raise DeviceError(f"model '{found.model.name}' can be placed nowhere: {why}")
     return found
 

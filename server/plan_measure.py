@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 
@@ -49,7 +48,11 @@ PASSES = 2
 
 @dataclass
 class Measured:
-    """``steps_s``: median seconds of a step; ``corrected``: costs after the single processors."""
+    """``steps_s``: median seconds of a step; ``corrected``: costs after the single processors.
+
+    A processor that cannot train the whole network is in neither of the costs. ``failed``: layouts
+    that could not run, and why.
+    """
 
     corrected: Costs
     costs: Costs
@@ -69,19 +72,19 @@ def measure(
         rows = sorted({max(1, costs.batch // 2), costs.batch})
         timed = [t for n in rows for t in runs.time(singles, n)]
         sampled = [s for n in rows for layout in singles for s in runs.sample(layout, n)]
-        found = Measured(calibrate(costs, model, sampled, timed), costs)
-        found.costs = found.corrected
+        works = {t.layout.devices[0] for t in timed}
+        left = tuple(p for p in costs.processors if p.key in works)
+        corrected = calibrate(replace(costs, processors=left), model, sampled, timed)
+        found = Measured(corrected, corrected, failed=runs.failed)
         for _ in range(PASSES):
             layouts = [p.layout for p in rank(found.costs).predictions[:MOST_LAYOUTS]]
-            seen = {t.layout for t in timed} | set(runs.failed)
-            new = [x for x in layouts if x not in seen]
+            new = [x for x in layouts if x not in found.costs.observed and x not in runs.failed]
             if not new:
                 break
             best = [x for x in layouts if x in found.costs.observed][:1]
             say(f"timing {len(new)} placements over several processors …")
             timed += runs.time([*best, *new], costs.batch)
             found.costs = calibrate(costs, model, sampled, timed)
-        found.failed = runs.failed
         found.steps_s = dict(found.costs.observed)
         return found
 
@@ -168,11 +171,11 @@ class _Runs:
         self._begin(found)
         self._step(found, 0, rows)
         found.finish()
-        began = perf_counter()
+        began = time.perf_counter()
         for i in range(steps):
             self._step(found, i % 4 * self._batch, rows)
         found.finish()
-        return (perf_counter() - began) / steps
+        return (time.perf_counter() - began) / steps
 
     def _begin(self, found: Placed) -> None:
         found.upload(self._values)

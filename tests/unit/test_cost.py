@@ -15,35 +15,12 @@ from client.placement.calibrate import calibrate, fit
 from client.placement.cost import Affine, Costs, SampledStep, TimedSteps
 from client.placement.estimate import affine, estimate, seconds, speed
 from client.placement.layout import Layout
-from client.placement.profile import Copy, DeviceProfile, Gemm, Link, ProcessorProfile
 from client.placement.workload import Product, Work, Workload
 from tests.fakes import MODEL
+from tests.profiles import processor, profile
 
 NUMPY, GPU = "numpy|p|v|cpu|d", "opencl|p|v|gpu|d"
 BATCH = 32
-
-
-def processor(key: str, kind: str = "cpu", **over: object) -> ProcessorProfile:
-    found = ProcessorProfile(
-        key=key,
-        backend=key.partition("|")[0],
-        name=key.split("|")[3],
-        kind=kind,
-        driver="d",
-        threads=1,
-        memory_nbytes=0,
-        shared_memory=kind == "cpu",
-        gemms=(Gemm(64, 64, 64, 1e10), Gemm(256, 256, 256, 4e10), Gemm(1024, 1024, 1024, 1e11)),
-        copies=(Copy(2**16, 4e10), Copy(2**26, 1e10)),
-        launch_s=1e-6,
-        links={"pageable": Link(1e-5, 1e9, 2e-5, 5e8)},
-        link_used="pageable",
-    )
-    return replace(found, **over)  # type: ignore[arg-type]
-
-
-def profile(*processors: ProcessorProfile) -> DeviceProfile:
-    return DeviceProfile(1, "host", "2026-01-01", "0.1.0", processors)
 
 
 BOTH = profile(processor(NUMPY), processor(GPU, "gpu", launch_s=1e-5))
