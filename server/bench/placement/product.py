@@ -33,8 +33,8 @@ from server.bench.placement.scoring import Choice
 from server.bench.workloads import HYPER, SEED, random_examples
 
 ROUND_STEPS = 40
-ROUNDS = 50
-"""A run of 2,000 training steps, which planning is held against."""
+ROUNDS = 250
+"""A run of 10,000 training steps, which planning is held against."""
 
 QUIET_ROUNDS = 2
 MOST_ROUNDS = 8
