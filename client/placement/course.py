@@ -24,6 +24,7 @@ class Ran:
     steps: int
     seconds: float
     samples: tuple[Sample, ...]
+    warm_up: bool = False
 
 
 class Fixed:
@@ -61,7 +62,10 @@ class Fixed:
 
     def took(self, stage: Stage, took: Took) -> None:
         """See ``client.trainer.Course``."""
-        ran = Ran(stage.placed, stage.steps, took.seconds, took.samples)
+        self._ran(stage, took, warm_up=False)
+
+    def _ran(self, stage: Stage, took: Took, warm_up: bool) -> None:
+        ran = Ran(stage.placed, stage.steps, took.seconds, took.samples, warm_up)
         if stage is self._last:
             self.rest = ran
         else:
@@ -110,7 +114,7 @@ class Piloted(Fixed):
         self._pilot.transferred(layout, moved.upload_s, None)
 
     def took(self, stage: Stage, took: Took) -> None:
-        super().took(stage, took)
+        self._ran(stage, took, self._turn is not None and self._turn.warm_up)
         self._before_this = stage.placed
         if self._turn is not None:
             self._pilot.took(self._turn, took.seconds)

@@ -37,12 +37,12 @@ class Steps:
 class Ended:
     """What came of a round: the decision with its outcome and numbers, and what was timed.
 
-    ``measured``: of layouts that had trials, seconds of a step and of a round made of such.
+    ``measured``: figures of layouts that had trials (see ``Trials.figures``), in s.
     """
 
     decision: Decision
     moved: bool
-    measured: Mapping[Layout, tuple[float, float]]
+    measured: Mapping[Layout, Mapping[str, float]]
 
 
 class Pilot:
@@ -102,6 +102,14 @@ class Pilot:
         """Nothing is known of any layout, or of none that could do better than one that became
         slow: a plan is needed."""
         return self.kept is None or (self._advice is not None and self._advice.lost)
+
+    @property
+    def room_s(self) -> float:
+        """What planning may still take, by the last round's steps; 0 while none was seen."""
+        seen_s = self.seen_s
+        if seen_s is None:
+            return 0.0
+        return max(0.0, PLANNING_SHARE * self._steps.run * seen_s - self.spent_s)
 
     @property
     def seen_s(self) -> float | None:
@@ -216,11 +224,9 @@ class Pilot:
         self.trained_s += rest_s
         layout, before, trials = self.kept, self._kept, self._trials
         assert layout is not None
-        measured = {}
-        if trials is not None:
-            measured = {k: (step_s, trials.round_s(k)) for k, step_s in trials.timed.items()}
-            if trials.done:
-                self._conclude(trials)
+        measured = {} if trials is None else trials.figures
+        if trials is not None and trials.done:
+            self._conclude(trials)
         moved = before is not None and layout != before
         numbers = self._numbers(trials)
         if self._trials is None and self._monitor is not None and rest_steps:
@@ -257,9 +263,11 @@ class Pilot:
 
     def _told(self, trials: Trials) -> str:
         """The figures by which a layout is taken, in the order of the candidates."""
-        figures = [
-            f"{self._describe(layout)} {trials.round_s(layout):.3f} s "
-            f"({step_s * 1e3:.2f} ms a step)"
-            for layout, step_s in trials.timed.items()
-        ]
-        return f"measured a round: {', '.join(figures)}"
+        told = []
+        for layout, of in trials.figures.items():
+            name = self._describe(layout)
+            if "step_s" in of:
+                told.append(f"{name} {of['round_s']:.3f} s ({of['step_s'] * 1e3:.2f} ms a step)")
+            elif "first_step_s" in of:
+                told.append(f"{name} (its first step {of['first_step_s'] * 1e3:.2f} ms)")
+        return f"measured a round: {', '.join(told)}"

@@ -23,11 +23,15 @@ between, so that a machine that slows down meanwhile slows all of them."""
 WARM_UP_STEPS = 1
 """Before a candidate's first group: caches, pages, clocks."""
 
-HOPELESS = 3.0
+HOPELESS = 10.0
 """A warm-up so many times longer than the best group ends a candidate's trials."""
 
-WORSE = 1.3
-"""So does a group so many times longer."""
+WORSE, KEPT_WORSE = 1.3, 3.0
+"""So does a group so many times longer; of the layout that trained before, which must not be left
+by chance."""
+
+COLD = 2.0
+"""A warm-up takes some such multiple of the steps that follow, when it comes to affording them."""
 
 MARGIN = 0.1
 """A kept layout is left only for one that takes so much less time."""
@@ -63,13 +67,18 @@ class _Tried:
     out: str = ""  # why its trials ended early
 
     @property
+    def ran(self) -> bool:
+        return bool(self.groups) or self.warm_up_s is not None
+
+    @property
     def warm(self) -> bool:
         return self.candidate.recent or self.warm_up_s is not None
 
     @property
     def expected_s(self) -> float | None:
-        """The least that is known of a step."""
-        known = (*self.groups, self.warm_up_s, self.candidate.expected_s)
+        """The least that is known of a step, or to be expected after the warm-up."""
+        cold_s = None if self.warm_up_s is None else self.warm_up_s / COLD
+        known = (*self.groups, cold_s, self.candidate.expected_s)
         return min((s for s in known if s is not None), default=None)
 
     @property
@@ -136,11 +145,12 @@ class Trials:
         while not self.done and self._left > 0:
             tried = self._whose_turn()
             warm_up = not tried.warm
-            steps = min(self._left, WARM_UP_STEPS if warm_up else self._steps)
+            first = not warm_up and not tried.groups
+            # nothing but a warm-up is known before the first group: it is kept short
+            steps = min(self._left, WARM_UP_STEPS if warm_up or first else self._steps)
             if not self._affordable(tried, steps):
                 tried.out = "the budget for trials is spent"
                 continue
-            first = not warm_up and not tried.groups
             return Turn(tried.candidate.layout, steps, warm_up, sampled=first)
         return None
 
@@ -156,8 +166,8 @@ class Trials:
         groups = [t.step_s for t in self._tried.values() if t.step_s is not None]
         warm_ups = [t.warm_up_s for t in self._tried.values() if t.warm_up_s is not None]
         best_s = min(groups or warm_ups)
-        lenient = turn.warm_up or turn.layout == self._kept
-        if step_s > (HOPELESS if lenient else WORSE) * best_s:
+        limit = HOPELESS if turn.warm_up else KEPT_WORSE if turn.layout == self._kept else WORSE
+        if step_s > limit * best_s:
             tried.out = f"{step_s / best_s:.1f} times the best one's time"
 
     def transferred(self, layout: Layout, upload_s: float | None, download_s: float | None) -> None:
@@ -183,13 +193,14 @@ class Trials:
 
     @property
     def done(self) -> bool:
-        """Nothing more is to be learned: one candidate is left, or each had all its turns."""
+        """Nothing more is to be learned: the best is left alone, or each had all its turns."""
         running = [t for t in self._tried.values() if not t.out]
         if len(self._tried) < 2 or not running:
             return True
         best = self._best()
-        others = [t for t in running if t is not best]
-        return not others or all(len(t.groups) >= GROUPS for t in running)
+        if all(t is best for t in running):
+            return bool(best.groups)  # else it gets one, for the record: that loses nothing
+        return all(len(t.groups) >= GROUPS for t in running)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -210,26 +221,30 @@ class Trials:
         return {k: t.step_s for k, t in self._tried.items() if t.step_s is not None}
 
     @property
-    def timed(self) -> dict[Layout, float]:
-        """The same, or a candidate's warm-up where that is all it had."""
-        known = {k: t.step_s or t.warm_up_s for k, t in self._tried.items()}
-        return {k: s for k, s in known.items() if s is not None}
-
-    @property
     def expected(self) -> dict[Layout, float]:
         """The same, or where a candidate has no group the least that is known of it."""
         known = {k: t.step_s or t.expected_s for k, t in self._tried.items()}
         return {k: s for k, s in known.items() if s is not None}
 
     @property
-    def ended_early(self) -> dict[Layout, str]:
-        """Candidates whose trials ended early, and why."""
-        return {k: t.out for k, t in self._tried.items() if t.out}
+    def figures(self) -> dict[Layout, dict[str, float]]:
+        """What is known of candidates, in s: ``step_s`` and ``round_s`` made of it, else
+        ``first_step_s``, of those that ran; else ``expected_step_s``."""
+        found: dict[Layout, dict[str, float]] = {}
+        for layout, tried in self._tried.items():
+            if tried.step_s is not None:
+                found[layout] = {"step_s": tried.step_s, "round_s": self.round_s(layout)}
+            elif tried.warm_up_s is not None:
+                found[layout] = {"first_step_s": tried.warm_up_s}
+            elif tried.candidate.expected_s is not None:
+                found[layout] = {"expected_step_s": tried.candidate.expected_s}
+        return found
 
     def round_s(self, layout: Layout) -> float:
         """Of a round of this node on a layout, by what is known; infinite where nothing is."""
         tried = self._tried[layout]
-        step_s = tried.step_s if tried.step_s is not None else tried.expected_s
+        known = (tried.step_s, tried.warm_up_s, tried.candidate.expected_s)
+        step_s = next((s for s in known if s is not None), None)
         return math.inf if step_s is None else tried.transfer_s + self._round_steps * step_s
 
     @property
@@ -272,7 +287,7 @@ class Trials:
 
     def _best(self) -> _Tried:
         def key(tried: _Tried) -> tuple[bool, float]:
-            return tried.step_s is None, self.round_s(tried.candidate.layout)
+            return not tried.ran, self.round_s(tried.candidate.layout)
 
         best = min(self._tried.values(), key=key)
         kept = None if self._kept is None else self._tried.get(self._kept)
@@ -291,5 +306,6 @@ class Trials:
         known = [t.step_s for t in self._tried.values() if t.step_s is not None]
         if known:
             return min(known)
-        guesses = [t.expected_s for t in self._tried.values() if t.expected_s is not None]
-        return min(guesses, default=None)
+        return min(
+            (t.expected_s for t in self._tried.values() if t.expected_s is not None), default=None
+        )

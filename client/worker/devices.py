@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -15,6 +16,7 @@ from client.config import DevicesConfig
 from client.errors import ConfigError, DeviceError
 from client.model import Model
 from client.model.graph import Segment
+from client.placement.layout import Layout
 from client.record import Event
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Devices:
     _programs: dict[tuple[str, tuple[int, int], int, int | str | None], Program] = field(
         default_factory=dict
     )
+    _build_s: dict[str, float] = field(default_factory=dict)  # the longest of each device
     _refused: dict[str, str] = field(default_factory=dict)
     _events: list[Event] = field(default_factory=list)
     _found: list[DeviceInfo] | None = None
@@ -60,6 +63,12 @@ class Devices:
         self.usable()
         assert self._found is not None
         return self._found
+
+    def build_s(self, layout: Layout) -> float:
+        """What the programs of a layout may take that were not built yet, by those that were."""
+        built = {(key, blocks) for key, blocks, *_ in self._programs}
+        missing = [p for p in layout.parts if (p.device, (p.first, p.stop)) not in built]
+        return sum(self._build_s.get(part.device, 0.0) for part in missing)
 
     def holds_whole(self, info: DeviceInfo, batch: int) -> bool:
         """Whether there is room for the whole network and a batch, by planning alone."""
@@ -178,9 +187,16 @@ class Devices:
         self, info: DeviceInfo, device: Device, segment: Segment, capacity: int, recipe: Recipe
     ) -> Program:
         """A program that passed the parity gate; DeviceError if not."""
+        began_s = time.perf_counter()
         program = device.compile(segment, capacity, recipe)
-        if info.backend == backends.REFERENCE:
-            return program
+        if info.backend != backends.REFERENCE:
+            self._check(info, device, program)
+        build_s = time.perf_counter() - began_s
+        self._build_s[info.key] = max(build_s, self._build_s.get(info.key, 0.0))
+        return program
+
+    def _check(self, info: DeviceInfo, device: Device, program: Program) -> None:
+        segment = program.segment
         try:
             new = parity.check(device, program, self.model)
         except DeviceError:
@@ -189,7 +205,6 @@ class Devices:
         if new:
             of = "" if segment == self.model.whole else f" [{_run(segment)}]"
             self.say("parity", f"{info.name}: {self.model.name}{of} agrees with numpy")
-        return program
 
     def _discover(self) -> list[DeviceInfo]:
         found: list[DeviceInfo] = []

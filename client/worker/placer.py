@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
+
 from client.backends.device_info import DeviceInfo
 from client.config import Experiment
 from client.model.graph import Model
+from client.placement import probe
 from client.placement.layout import Layout
+from client.placement.monitor import MOST_TRIED
 from client.placement.pilot import Pilot, Steps
-from client.placement.trials import Candidate
+from client.placement.trials import MARGIN, Candidate
 from client.record import Decision, Placement
 from client.trainer import Task, batches
 from client.worker.devices import Devices
+from client.worker.knowledge import Knowledge
 from client.worker.recorded import layout_of
+
+MOST_PROPOSALS = 3
+"""Trials of a node after which cuts and splits are no longer proposed."""
+
+WORTH = 2.0
+"""What a layout is predicted to gain in the rest of the run, over what its programs cost."""
 
 
 class Placer:
@@ -19,7 +31,9 @@ class Placer:
 
     def __init__(self, experiment: Experiment, model: Model, devices: Devices) -> None:
         self._experiment, self._model, self._devices = experiment, model, devices
+        self.knowledge = Knowledge(experiment.train, model)
         self._aside: set[Layout] = set()
+        self._proposed: dict[int, int] = {}  # pilot (by id) -> its trials when it was last done
 
     def pilot(self) -> Pilot:
         """Of a new node."""
@@ -45,7 +59,7 @@ class Placer:
         run, left = (max(1, round(share * n)) for n in (rounds, rounds - task.round + 1))
         return Steps(epoch, of_a_round, run * of_a_round, left * of_a_round)
 
-    def prepare(self, pilot: Pilot, steps: Steps) -> tuple[Layout, ...]:
+    def prepare(self, pilot: Pilot, steps: Steps, batch: int) -> tuple[Layout, ...]:
         """Before a round that repeats none: a plan where there is none. The layouts it needs."""
         pilot.release({})
         infos = self._devices.usable()
@@ -56,7 +70,58 @@ class Placer:
             pilot.settle(layout, Decision("only", f"{why}: {self.describe(layout)}"))
         elif pilot.lost:
             pilot.plan([Candidate(self._whole(info)) for info in infos], steps)
+        elif self._experiment.devices.placement == "auto" and pilot.idle:
+            began_s = time.perf_counter()
+            self._propose(pilot, steps, batch)
+            pilot.spend(time.perf_counter() - began_s)
         return pilot.wanted
+
+    def _propose(self, pilot: Pilot, steps: Steps, batch: int) -> None:
+        """Once after each of a node's trials: cuts and splits that are predicted to be better.
+
+        From what was seen of each device's unit-blocks, and from what its link does. They must be
+        worth their programs, which are built for them, and the budget must have room for it all.
+        """
+        seen_s = pilot.seen_s
+        if seen_s is None or self._proposed.get(id(pilot), 0) == pilot.concluded:
+            return
+        self._proposed[id(pilot)] = pilot.concluded
+        if pilot.concluded > MOST_PROPOSALS:
+            return
+        infos = [i for i in self._devices.usable() if self.knowledge.saw(i.key, batch)]
+        if len(infos) < 2 or not self._profiled(infos, pilot):
+            return
+        keys = [info.key for info in infos]
+        predicted: dict[Layout, float] = {}
+        for prediction in self.knowledge.predict(keys, batch, steps.round):
+            layout, step_s = prediction.layout, prediction.step_s
+            if layout.kind == "whole" or layout in self._aside or pilot.knows(layout):
+                continue
+            cost_s = self._devices.build_s(layout)
+            gain_s = (seen_s - step_s) * steps.left
+            worth = step_s < (1 - MARGIN) * seen_s and gain_s > WORTH * cost_s
+            if worth and cost_s < pilot.room_s and len(predicted) < MOST_TRIED:
+                predicted[layout] = step_s
+        if predicted:
+            pilot.propose(predicted, self._proposal(pilot, predicted, seen_s))
+
+    def _profiled(self, infos: Sequence[DeviceInfo], pilot: Pilot) -> bool:
+        """Whether all have a profile, measured now if the nodes' budgets have room for it."""
+        devices = [self._devices.open(info) for info in infos]
+        missing = [device for device in devices if not self.knowledge.profiled(device)]
+        if len(missing) * probe.QUICK_S > pilot.room_s * max(1, len(self._proposed)):
+            return False
+        for device in missing:
+            self.knowledge.profile(device)
+        return True
+
+    def _proposal(self, pilot: Pilot, predicted: Mapping[Layout, float], seen_s: float) -> Decision:
+        assert pilot.kept is not None
+        names = {self.describe(layout): step_s for layout, step_s in predicted.items()}
+        told = " and ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in names.items())
+        kept = f"{self.describe(pilot.kept)} takes {seen_s * 1e3:.2f} ms"
+        numbers = {f"{name} predicted_step_s": step_s for name, step_s in names.items()}
+        return Decision("try", f"predicted a step: {told}; {kept}", {"step_s": seen_s} | numbers)
 
     def repeat(self, pilot: Pilot, recorded: Placement) -> tuple[Layout, ...]:
         """Before a round that repeats one: its layouts, the one that was kept first."""

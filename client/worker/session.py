@@ -191,15 +191,18 @@ class Session:
         with clock.phase("plan"):
             steps = self._placer.steps(asked.task, len(node.data.train))
             if asked.recorded is None:
-                wanted = self._placer.prepare(node.pilot, steps)
+                wanted = self._placer.prepare(node.pilot, steps, node.batch)
             else:
                 wanted = self._placer.repeat(node.pilot, asked.recorded)
             if node.pilot.idle:
                 node.release_others()
+            before_s = _ready_s(clock)
         placed: dict[Layout, Placed] = {}
         for layout in wanted:
             self._place(layout, placed, node, clock)
         with clock.phase("plan"):
+            if node.pilot.concluded and len(wanted) > 1:  # the first plan's devices are needed
+                node.pilot.spend(_ready_s(clock) - before_s)
             node.pilot.begin_round(steps)
             if asked.recorded is not None:
                 return repeated(asked.recorded, list(placed.values()), steps.epoch)
@@ -300,12 +303,12 @@ class Session:
         record, pilot, kept = asked.record, asked.node.pilot, course.kept
         rest_steps, rest_s = (course.rest.steps, course.rest.seconds) if course.rest else (0, 0.0)
         ended = pilot.end_round(rest_steps, rest_s)
+        self._placer.knowledge.learn(course, asked.node.batch)
         record.placement = placement_of(course)
         record.layout, record.reason = self._placer.describe(kept.layout), pilot.reason
         record.decision = ended.decision
         record.measured = {
-            self._placer.describe(layout): {"step_s": step_s, "round_s": round_s}
-            for layout, (step_s, round_s) in ended.measured.items()
+            self._placer.describe(layout): dict(of) for layout, of in ended.measured.items()
         }
         record.device = described(kept)
         program = kept.programs[0]
@@ -340,6 +343,11 @@ class Session:
             node.pilot.leave_out(gone)
             for key in [k for k in node.loaded if k[0] in keys]:
                 del node.loaded[key]  # not released: the device may answer no more
+
+
+def _ready_s(clock: RoundClock) -> float:
+    """What making devices ready took in this round."""
+    return clock.phases.get("build", 0.0) + clock.phases.get("data", 0.0)
 
 
 def _failed(placed: Placed) -> list[DeviceInfo]:

@@ -131,7 +131,7 @@ def test_the_faster_device_is_chosen_and_the_figures_are_recorded(
 ) -> None:
     both = [Fake(name, step_s=1.0 if name == faster else 3.0) for name in ("alpha", "beta")]
     fakes.register(monkeypatch, *both, numpy=False)
-    outcome, record = a_round(session(tmp_path))
+    outcome, record = a_round(session(tmp_path, federation={"rounds": 50}))
     assert record.placement is not None
     assert fakes.backend_of(record) == faster
     assert record.device["name"] == f"{faster} device"
