@@ -28,18 +28,27 @@ MAX_WAIT = 4
 """Rounds between two such trials, where they do not cost too much for that: 1, 2, then these."""
 
 
+RIVAL = 1.5
+"""A layout that never took more than so many times what the kept one takes is looked at again now
+and then: it may have been timed in a bad moment."""
+
+SECOND_LOOK = 4
+"""Rounds until then; twice as many each time."""
+
+
 @dataclass
 class _Known:
     """What is known of a layout that is not kept. Seconds are of a step.
 
     ``best_s``: the least that it ever took, or was predicted to. ``due``: the round in which it
-    may be tried again, and after ``wait`` more the next time.
+    may be tried again, and after ``wait`` more the next time. ``ran``: it was measured.
     """
 
     step_s: float
     best_s: float
     due: int
     wait: int = 1
+    ran: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class Monitor:
     kept: Layout
     describe: Callable[[Layout], str]
     expected_s: float | None = None
+    _best_s: float = math.inf  # the least that was expected of it
     _seen_s: float | None = None
     _round_s: float = 0.0
     _round: int = 0
@@ -79,11 +89,16 @@ class Monitor:
         """What others are predicted to take, of those that were never measured."""
         for layout, step_s in predicted.items():
             if layout != self.kept and layout not in self._others:
-                self._others[layout] = _Known(step_s, step_s, self._round)
+                due = self._round + SECOND_LOOK
+                self._others[layout] = _Known(step_s, step_s, due, SECOND_LOOK)
 
     def knows(self, layout: Layout) -> bool:
         """Whether it is kept, or anything is known of it."""
         return layout == self.kept or layout in self._others
+
+    def ran(self, layout: Layout) -> bool:
+        """Whether another layout was measured before."""
+        return layout in self._others and self._others[layout].ran
 
     def forget(self, gone: Callable[[Layout], bool]) -> None:
         """Layouts that can no longer train."""
@@ -96,6 +111,7 @@ class Monitor:
         self._seen_s = step_s
         if self.expected_s is None:
             self.expected_s = step_s
+            self._best_s = min(self._best_s, step_s)
 
     def tried(self, best: Layout, measured: Mapping[Layout, float], excess_s: float) -> None:
         """Trials are over, and the best is kept. To be told before ``observe``.
@@ -106,10 +122,10 @@ class Monitor:
         if best != before:
             old_s = measured.get(before, self._seen_s)
             if old_s is not None:
-                expected_s = self.expected_s if self.expected_s is not None else old_s
-                self._others[before] = _Known(old_s, min(old_s, expected_s), self._round + 2)
-            self._others.pop(best, None)
-            self.kept = best
+                best_s, due = min(old_s, self._best_s), self._round + 2
+                self._others[before] = _Known(old_s, best_s, due, ran=True)
+            known = self._others.pop(best, None)
+            self.kept, self._best_s = best, math.inf if known is None else known.best_s
         self.expected_s = None
         for layout, step_s in measured.items():
             if layout not in (best, before):
@@ -118,10 +134,11 @@ class Monitor:
     def _put_off(self, layout: Layout, step_s: float, excess_s: float) -> None:
         """It was tried and did not win."""
         known = self._others.setdefault(layout, _Known(step_s, step_s, 0))
-        known.step_s, known.best_s = step_s, min(known.best_s, step_s)
+        known.step_s, known.best_s, known.ran = step_s, min(known.best_s, step_s), True
         rounds = excess_s / (RETRY_SHARE * self._round_s) if self._round_s else 0.0
         known.due = self._round + 1 + max(known.wait, math.ceil(rounds))
-        known.wait = min(2 * known.wait, MAX_WAIT)
+        was_better = self._seen_s is not None and known.best_s < (1 - MARGIN) * self._seen_s
+        known.wait = min(2 * known.wait, MAX_WAIT) if was_better else 2 * known.wait
 
     def advise(self, round_s: float) -> Advice:
         """For the next round. ``round_s``: what a round takes on the kept layout."""
@@ -143,18 +160,18 @@ class Monitor:
             why = f"{now}, {seen_s / expected_s:.1f} times what it did: held against {names}"
         else:
             best_s = min(self._others[layout].best_s for layout in better)
-            why = f"{now}; {names}, which took {_ms(best_s)} once, may have recovered"
+            why = f"{now}; {names}, which took {_ms(best_s)} once, may do better now"
         return Advice(Decision("try", why, numbers), better)
 
     def _believed_better(self, seen_s: float, drifted: bool) -> tuple[Layout, ...]:
         """The most promising first: by what they last took if the kept one drifted, or else, when
-        their time has come, by the best that they ever did."""
+        their time has come, by the best that they ever did, if that is near."""
         limit_s = (1 - MARGIN) * seen_s
         found = {}
         for layout, known in self._others.items():
             if drifted and known.step_s < limit_s:
                 found[layout] = known.step_s
-            elif known.best_s < limit_s and known.due <= self._round + 1:
+            elif known.best_s < RIVAL * seen_s and known.due <= self._round + 1:
                 found[layout] = known.best_s
         return tuple(sorted(found, key=lambda layout: found[layout])[:MOST_TRIED])
 

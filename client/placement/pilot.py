@@ -195,10 +195,11 @@ class Pilot:
 
     def _hold_against(self, others: Sequence[Layout]) -> None:
         assert self._kept is not None
+        assert self._monitor is not None
         seen_s = self.seen_s
         candidates = [
             Candidate(self._kept, seen_s, recent=seen_s is not None),
-            *(Candidate(layout) for layout in others),
+            *(Candidate(layout, again=self._monitor.ran(layout)) for layout in others),
         ]
         budget = PLANNING_SHARE * self._steps.run
         self._trials = Trials(candidates, self._steps.round, budget, self._spent_s, self._kept)
@@ -235,8 +236,11 @@ class Pilot:
             self._advice = self._monitor.advise(step_s * self._steps.round)
         reason = self._decision.reason
         if trials is not None:
+            reason += f"; {self._told(trials)}"
+            for left, why in trials.ended_early.items():
+                reason += f"; {self._describe(left)} ended early: {why}"
             goes_on = "" if self._trials is None else ", so far"
-            reason = f"{reason}; {self._told(trials)}: {self._describe(layout)}{goes_on}"
+            reason += f"; so {self._describe(layout)}{goes_on}"
         decision = Decision(self._decision.kind, reason, self._decision.numbers | numbers)
         return Ended(decision, moved, measured)
 

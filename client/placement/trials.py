@@ -26,9 +26,10 @@ WARM_UP_STEPS = 1
 HOPELESS = 10.0
 """A warm-up so many times longer than the best group ends a candidate's trials."""
 
-WORSE, KEPT_WORSE = 1.3, 3.0
-"""So does a group so many times longer; of the layout that trained before, which must not be left
-by chance."""
+FAR, WORSE = 3.0, 1.3
+"""So does a group that is ``FAR`` times longer; or where all groups of a candidate, two at least,
+are ``WORSE`` times longer. Not so for a layout that trained before: it must not be left by chance,
+and ends where it is ``FAR`` behind alone."""
 
 COLD = 2.0
 """A warm-up takes some such multiple of the steps that follow, when it comes to affording them."""
@@ -46,13 +47,15 @@ class Candidate:
 
     ``expected_s``: of a step, predicted or seen before; None where nothing is known.
     ``transfer_s``: of a round, beside its steps; None: to be seen here. ``recent``: ``expected_s``
-    was seen in the last round, so that it needs no warm-up and stands for a group.
+    was seen in the last round, so that it needs no warm-up. ``again``: it trained before, and its
+    warm-up will not be much longer than other steps.
     """
 
     layout: Layout
     expected_s: float | None = None
     transfer_s: float | None = None
     recent: bool = False
+    again: bool = False
 
 
 @dataclass
@@ -67,8 +70,15 @@ class _Tried:
     out: str = ""  # why its trials ended early
 
     @property
+    def seen(self) -> list[float]:
+        """What says something of a step: groups; a warm-up of what is warm, or where all is new."""
+        if self.warm_up_s is None or (self.groups and not self.candidate.again):
+            return self.groups
+        return [self.warm_up_s, *self.groups]
+
+    @property
     def ran(self) -> bool:
-        return bool(self.groups) or self.warm_up_s is not None
+        return bool(self.groups) or self.warm
 
     @property
     def warm(self) -> bool:
@@ -120,9 +130,6 @@ class Trials:
         kept: Layout | None = None,
     ) -> None:
         self._tried = {c.layout: _Tried(c) for c in candidates}
-        for tried in self._tried.values():
-            if tried.candidate.recent and tried.candidate.expected_s is not None:
-                tried.groups.append(tried.candidate.expected_s)
         self._round_steps = round_steps
         self._budget_steps = budget_steps
         self._spent_s = spent_s
@@ -163,12 +170,24 @@ class Trials:
             tried.warm_up_s = step_s
         else:
             tried.groups.append(step_s)
-        groups = [t.step_s for t in self._tried.values() if t.step_s is not None]
-        warm_ups = [t.warm_up_s for t in self._tried.values() if t.warm_up_s is not None]
-        best_s = min(groups or warm_ups)
-        limit = HOPELESS if turn.warm_up else KEPT_WORSE if turn.layout == self._kept else WORSE
-        if step_s > limit * best_s:
-            tried.out = f"{step_s / best_s:.1f} times the best one's time"
+        best_s = self._reference_s()
+        least_s = min(tried.seen)
+        if turn.warm_up:
+            limit = COLD if tried.candidate.again else HOPELESS
+        elif len(tried.seen) < 2 or turn.layout == self._kept:
+            limit = FAR
+        else:
+            limit = WORSE
+        if least_s > limit * best_s:
+            tried.out = f"{least_s / best_s:.1f} times the best one's time"
+
+    def _reference_s(self) -> float:
+        """Of a step: the shortest that was seen of any candidate."""
+        tried = self._tried.values()
+        seen = [s for t in tried for s in t.groups]
+        seen += [t.warm_up_s for t in tried if t.warm_up_s is not None]
+        recent = [t.candidate.expected_s for t in tried if t.candidate.recent]
+        return min(seen + [s for s in recent if s is not None])
 
     def transferred(self, layout: Layout, upload_s: float | None, download_s: float | None) -> None:
         """What it took to bring a round's values to a layout, or from it."""
@@ -199,7 +218,8 @@ class Trials:
             return True
         best = self._best()
         if all(t is best for t in running):
-            return bool(best.groups)  # else it gets one, for the record: that loses nothing
+            # without any group it gets one, for the record: that loses nothing
+            return bool(best.groups) or best.candidate.recent
         return all(len(t.groups) >= GROUPS for t in running)
 
     @property
@@ -225,6 +245,11 @@ class Trials:
         """The same, or where a candidate has no group the least that is known of it."""
         known = {k: t.step_s or t.expected_s for k, t in self._tried.items()}
         return {k: s for k, s in known.items() if s is not None}
+
+    @property
+    def ended_early(self) -> dict[Layout, str]:
+        """Candidates whose trials ended early, and why."""
+        return {k: t.out for k, t in self._tried.items() if t.out}
 
     @property
     def figures(self) -> dict[Layout, dict[str, float]]:
