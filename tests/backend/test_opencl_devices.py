@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from client.backends import get
@@ -32,6 +33,20 @@ def test_without_pyopencl_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, DISCOVER, raising=False)
     with pytest.raises(DeviceError, match="pip install pyopencl"):
         get("opencl").devices()
+
+
+def test_a_part_of_a_device_has_its_own_limits() -> None:
+    info = first_device()
+    if info.kind != "cpu":
+        pytest.skip("only PoCL's devices have parts")
+    part = get("opencl").open_part(info, cores=1, memory_nbytes=100 << 20)
+    assert (part.info.compute_units, part.info.global_mem_nbytes) == (1, 100 << 20)
+    assert part.info.max_alloc_nbytes <= 100 << 20
+    x = np.zeros((30, 1, 1 << 20), np.float32)
+    assert not part.load(x, np.zeros(30, np.int32)).resident
+    part.close()
+    with pytest.raises(DeviceError, match=r"cannot be opened with 999 of its .*: leave"):
+        get("opencl").open_part(info, cores=999)
 
 
 @pytest.mark.parametrize("raises", [True, False])

@@ -12,6 +12,7 @@ from client.backends import get
 from client.backends.numpy import plan
 from client.backends.numpy.device import THREAD_VARIABLES, NumpyDevice
 from client.backends.numpy.ops.elementwise import ReLU
+from client.backends.recipe import Recipe
 from client.errors import DeviceError
 from client.model import Model, build_model
 
@@ -52,6 +53,14 @@ def test_threads_are_those_that_openblas_takes(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert get("numpy").devices()[0].compute_units == threads
+
+
+def test_a_part_has_less_memory_and_no_cores_of_its_own() -> None:
+    part = get("numpy").open_part(INFO, memory_nbytes=1 << 20)
+    assert part.info.global_mem_nbytes == 1 << 20
+    assert part.largest_batch(model().whole, 10**9, Recipe()) < 10**6
+    with pytest.raises(DeviceError, match=r"threads cannot be limited .* set one of OPENBLAS"):
+        get("numpy").open_part(INFO, cores=1)
 
 
 def test_too_little_memory_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
