@@ -90,8 +90,7 @@ def finish(found: Plan) -> Plan:
     """The plan itself; DeviceError where it has no layout at all."""
     if not found.ranking.predictions:
         refused = [f"{r.what}: {r.message}" for r in found.ranking.refusals]
-        failed = found.measured.failed if found.measured else {}
-        refused += [f"{_describe(found, layout)}: {why}" for layout, why in failed.items()]
+        refused += [f"{_describe(found, layout)}: {why}" for layout, why in _failed(found)]
         why = "; ".join(refused)
         raise DeviceError(f"model '{found.model.name}' can be placed nowhere: {why}")
     return found
@@ -111,6 +110,7 @@ def as_json(found: Plan) -> dict[str, Any]:
         "blocks": _blocks(found),
         "alternatives": [_alternative(found, p) for p in found.ranking.predictions],
         "refused": [asdict(r) for r in found.ranking.refusals],
+        "failed": [{"layout": _describe(found, k), "message": why} for k, why in _failed(found)],
         "exact": found.ranking.exact,
         "chosen": _describe(found, found.best.layout),
         "sentence": sentence(found),
@@ -185,6 +185,11 @@ def _corrected_s(found: Plan, layout: Layout) -> float | None:
 
 def _error(predicted_s: float, measured_s: float | None) -> float | None:
     return None if measured_s is None else predicted_s / measured_s - 1
+
+
+def _failed(found: Plan) -> list[tuple[Layout, str]]:
+    """Layouts that could not run when they were to be measured, and why."""
+    return list(found.measured.failed.items()) if found.measured else []
 
 
 def _describe(found: Plan, layout: Layout) -> str:
@@ -265,9 +270,7 @@ def explain(found: Plan) -> list[str]:
     """A line for each way to train: what its time consists of; and what was refused, and why."""
     lines = [f"{_describe(found, p.layout)}: {_spent(found, p)}" for p in found.ranking.predictions]
     lines += [f"not {r.what}: {r.message}" for r in found.ranking.refusals]
-    if found.measured:
-        failed = found.measured.failed.items()
-        lines += [f"not {_describe(found, layout)}: {why}" for layout, why in failed]
+    lines += [f"not {_describe(found, layout)}: {why}" for layout, why in _failed(found)]
     if not found.ranking.exact:
         lines.append("memory is so short that not all cuts were compared: a better one may exist")
     return lines

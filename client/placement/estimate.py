@@ -65,7 +65,7 @@ def estimate(
         block_values=tuple(work.num_values(b) for b in blocks),
         batch_layers=model.batch_layers,
         clips=clips,
-        contention=_contention(profile.processors),
+        contention=_contention(profile),
     )
 
 
@@ -141,12 +141,18 @@ def _copy_s(p: ProcessorProfile, nbytes: int) -> float:
     return nbytes / (p.bytes_per_s(nbytes) if p.complete else ASSUMED_BYTES_PER_S)
 
 
-def _contention(processors: tuple[ProcessorProfile, ...]) -> dict[frozenset[str], float]:
-    """Processors that are the host's own cores take turns on them, and so do those that compute
-    in the caller's thread; what is seen of them in training may say otherwise."""
+def _contention(profile: DeviceProfile) -> dict[frozenset[str], float]:
+    """What processors lose to each other that are the host's own cores: of two with more threads
+    than there are cores, the share of the smaller one's threads that have none; all of it where the
+    cores are not known. Those that compute in the caller's thread take turns. What is seen of them
+    in training may say otherwise.
+    """
     found = {}
-    for a, b in combinations(processors, 2):
-        cores = all(p.kind == "cpu" and p.shared_memory for p in (a, b))
-        if cores or (a.backend == b.backend == REFERENCE):
-            found[frozenset((a.key, b.key))] = 1.0
+    for a, b in combinations(profile.processors, 2):
+        pair = frozenset((a.key, b.key))
+        if a.backend == b.backend == REFERENCE:
+            found[pair] = 1.0
+        elif all(p.kind == "cpu" and p.shared_memory for p in (a, b)):
+            short = a.threads + b.threads - profile.cores
+            found[pair] = min(max(short / min(a.threads, b.threads), 0.0), 1.0)
     return found

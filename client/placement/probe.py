@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -166,7 +167,9 @@ def _profile(
 def dated(processors: Sequence[ProcessorProfile]) -> DeviceProfile:
     """A profile of this machine, as of now."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return DeviceProfile(profile.VERSION, platform.node(), now, __version__, tuple(processors))
+    cores = os.cpu_count() or 0
+    version = profile.VERSION
+    return DeviceProfile(version, platform.node(), now, __version__, tuple(processors), cores)
 
 
 # -- what is kept between processes ------------------------------------------------------------

@@ -127,15 +127,20 @@ class ProcessorProfile:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """The processors of a machine, as measured on one day by one version of pocketfed."""
+    """The processors of a machine, as measured on one day by one version of pocketfed.
+
+    ``cores``: of the host, for its processors to share; 0 where that is not known.
+    """
 
     version: int
     host: str
     date: str  # ISO 8601
     pocketfed: str
     processors: tuple[ProcessorProfile, ...]
+    cores: int = 0
 
     def __post_init__(self) -> None:
+        _not_negative(self, "cores")
         keys = [p.key for p in self.processors]
         for key in keys:
             if keys.count(key) > 1:

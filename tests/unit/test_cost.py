@@ -120,6 +120,9 @@ def test_only_processors_on_the_same_cores_contend() -> None:
     pocl = processor("opencl|p|v|pocl|d")
     costs = estimate(profile(*BOTH.processors, pocl), small(), BATCH)
     assert costs.contention == {frozenset((NUMPY, pocl.key)): 1.0}
+    # one thread each: on a host of two cores they have a core each
+    two = replace(profile(*BOTH.processors, pocl), cores=2)
+    assert set(estimate(two, small(), BATCH).contention.values()) == {0.0}
     assert [p.queued for p in costs.processors] == [False, True, True]
 
 

@@ -12,6 +12,7 @@ from client.model import load_model
 from client.placement.profile import DeviceProfile
 from server import cli, plan, plan_measure
 from tests.fakes import Fake, register
+from tests.json_doc import assert_documented
 from tests.profiles import processor, profile
 
 NUMPY, GPU = "numpy|p|v|cpu|d", "opencl|p|v|gpu|d"
@@ -66,6 +67,8 @@ def test_why_a_batch_is_not_split_is_explained(
     assert refused["why"] == "batch statistics"
     assert f"not both at once: {refused['layer']} needs the statistics" in text
     assert "passing" in text
+    value["failed"] = [{"layout": "a", "message": "b"}]  # nothing fails without --measure
+    assert_documented("plan", value)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,7 @@ def test_what_cannot_run_is_said_and_left_out(
     text, value = run(capsys, "mlp", "--profile", write(here, tmp_path), "--measure", "--explain")
     assert [a["layout"] for a in value["alternatives"]] == ["fast"]
     assert value["chosen"] == "fast"
+    assert [f["layout"] for f in value["failed"]] == ["slow"]
     assert "not slow: slow device: gemm.cl does not build" in text
 
 

@@ -29,7 +29,7 @@ GPU = ProcessorProfile(
 CPU = replace(
     GPU, key="numpy|||CPU|1", backend="numpy", kind="cpu", shared_memory=True, power_w=3.5
 )
-PROFILE = DeviceProfile(1, "host", "2026-01-02T03:04:05+00:00", "0.1.0", (GPU, CPU))
+PROFILE = DeviceProfile(1, "host", "2026-01-02T03:04:05+00:00", "0.1.0", (GPU, CPU), cores=8)
 
 
 def test_a_written_profile_is_read_again(tmp_path: Path) -> None:
