@@ -2,7 +2,8 @@
 
 An operation's part of a step takes launches · launch_s + max(flops / speed, nbytes / bandwidth)
 (Williams, Waterman and Patterson, CACM 2009), with the speed of matrix products of the same
-arithmetic intensity and the bandwidth of copies of the same size, both measured on the processor.
+arithmetic intensity and the bandwidth of copies of the same size, both measured on the processor,
+without the launch that was timed with them.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from client.placement.cost import (
     Costs,
     ProcessorCost,
 )
-from client.placement.profile import DeviceProfile, Gemm, ProcessorProfile
+from client.placement.profile import DeviceProfile, ProcessorProfile
 from client.placement.workload import Product, Work, Workload
 
-ROOFLINE = 0.5
-ASSUMED = 2.0
+ROOFLINE = 1.0
+ASSUMED = 3.0
 """Relative uncertainty of what the roofline says, and of what it says of assumed speeds."""
 
 ASSUMED_FLOPS_PER_S = 20e9
 ASSUMED_BYTES_PER_S = 5e9
 """Of a processor whose arithmetic and copies were not measured: of the order of a phone's."""
+
+LAUNCH_SHARE = 0.8
+"""Of the time of a small product or copy: launches of real kernels overlap, and then cost less."""
 
 CALLS_PER_PART = 2
 """Commands of a part that are no block's: the update, and what gathers labels or keys."""
@@ -76,24 +80,38 @@ def seconds(processor: ProcessorProfile, work: Work) -> float:
     if not processor.complete:
         roof_s = max(work.flops / ASSUMED_FLOPS_PER_S, work.nbytes / ASSUMED_BYTES_PER_S)
         return work.launches * processor.launch_s + roof_s
-    arithmetic_s = work.flops / speed(processor.gemms, work.size) if work.size else 0.0
-    memory_s = work.nbytes / processor.bytes_per_s(work.nbytes // work.launches)
+    arithmetic_s = work.flops / speed(processor, work.size) if work.size else 0.0
+    memory_s = work.nbytes / bandwidth(processor, work.nbytes // work.launches)
     return work.launches * processor.launch_s + max(arithmetic_s, memory_s)
 
 
-def speed(gemms: tuple[Gemm, ...], size: float) -> float:
+def speed(processor: ProcessorProfile, size: float) -> float:
     """Operations a second of products of a size: between those measured, on logarithmic scales.
 
-    Below the smallest one it falls with the size, as intensity does; above the largest it stays.
+    Beyond them it stays: below the smallest one, launches and memory are what limits.
     """
-    known = sorted((Product(g.m, g.n, g.k).size, g.flops_per_s) for g in gemms)
-    if size <= known[0][0]:
-        return known[0][1] * size / known[0][0]
+    gemms = processor.gemms
+    known = sorted(
+        (Product(g.m, g.n, g.k).size, _without_launch(processor, g.flops, g.flops_per_s))
+        for g in gemms
+    )
     for (small, slow), (large, fast) in pairwise(known):
         if size <= large:
-            share = log(size / small) / log(large / small)
+            share = log(max(size, small) / small) / log(large / small)
             return exp(log(slow) + share * log(fast / slow))
     return known[-1][1]
+
+
+def bandwidth(processor: ProcessorProfile, nbytes: int) -> float:
+    """Bytes a second of the smallest copy that moves at least so many, else of the largest."""
+    of = next((c for c in processor.copies if c.nbytes >= nbytes), processor.copies[-1])
+    return _without_launch(processor, of.nbytes, of.bytes_per_s)
+
+
+def _without_launch(processor: ProcessorProfile, amount: int, per_s: float) -> float:
+    """A speed that was timed with a launch, without it; at most LAUNCH_SHARE of it was that."""
+    taken_s = amount / per_s
+    return amount / max(taken_s - processor.launch_s, (1 - LAUNCH_SHARE) * taken_s)
 
 
 def affine(seconds_of: Callable[[int], float], batch: int) -> Affine:
@@ -138,7 +156,7 @@ def _processor(p: ProcessorProfile, work: Workload, batch: int) -> ProcessorCost
 def _copy_s(p: ProcessorProfile, nbytes: int) -> float:
     if not nbytes:
         return 0.0
-    return nbytes / (p.bytes_per_s(nbytes) if p.complete else ASSUMED_BYTES_PER_S)
+    return nbytes / (bandwidth(p, nbytes) if p.complete else ASSUMED_BYTES_PER_S)
 
 
 def _contention(profile: DeviceProfile) -> dict[frozenset[str], float]:

@@ -13,7 +13,7 @@ from client.model import Model, build_model, load_model
 from client.placement import steps
 from client.placement.calibrate import calibrate, fit
 from client.placement.cost import Affine, Costs, SampledStep, TimedSteps
-from client.placement.estimate import affine, estimate, seconds, speed
+from client.placement.estimate import affine, bandwidth, estimate, seconds, speed
 from client.placement.layout import Layout
 from client.placement.workload import Product, Work, Workload
 from tests.fakes import MODEL
@@ -87,18 +87,29 @@ def test_every_block_of_a_shipped_model_has_finite_costs(name: str) -> None:
 
 
 def test_speed_by_size_goes_through_what_was_measured() -> None:
-    gemms = processor(NUMPY).gemms
-    assert [speed(gemms, size) for size in (64, 256, 1024)] == pytest.approx([1e10, 4e10, 1e11])
-    assert speed(gemms, 128) == pytest.approx(2e10)  # the mean on logarithmic scales
-    assert speed(gemms, 16) == pytest.approx(2.5e9)
-    assert speed(gemms, 4096) == pytest.approx(1e11)
+    p = processor(NUMPY, launch_s=0.0)
+    assert [speed(p, s) for s in (64, 256, 1024)] == pytest.approx([1e10, 4e10, 1e11])
+    assert speed(p, 128) == pytest.approx(2e10)  # the mean on logarithmic scales
+    assert speed(p, 16) == pytest.approx(1e10)
+    assert speed(p, 4096) == pytest.approx(1e11)
+
+
+def test_what_was_timed_with_a_launch_counts_without_it() -> None:
+    p = processor(NUMPY, launch_s=1e-5)
+    product_s = 2 * 64**3 / 1e10
+    assert speed(p, 64) == pytest.approx(2 * 64**3 / (product_s - 1e-5))
+    assert bandwidth(p, 2**26) == pytest.approx(2**26 / (2**26 / 1e10 - 1e-5))
+    # a small copy that took less than a launch was not for nothing
+    assert bandwidth(p, 1) == pytest.approx(5 * 4e10)
 
 
 def test_a_part_takes_its_launches_and_the_longer_of_arithmetic_and_memory() -> None:
-    p = processor(NUMPY)
-    assert seconds(p, Work(10**9, 2**20, 64.0, 1)) == pytest.approx(1e-6 + 0.1)
-    assert seconds(p, Work(10**3, 2**30, 64.0, 3)) == pytest.approx(3e-6 + 2**30 / 1e10)
-    assert seconds(p, Work(0, 0, 0.0, 0)) == 0
+    free = processor(NUMPY, launch_s=0.0)
+    assert seconds(free, Work(10**9, 2**20, 64.0, 1)) == pytest.approx(0.1)
+    assert seconds(free, Work(10**3, 2**30, 64.0, 3)) == pytest.approx(2**30 / 1e10)
+    launched = processor(NUMPY, launch_s=1e-6)
+    assert seconds(launched, Work(0, 0, 0.0, 3)) == pytest.approx(3e-6)
+    assert seconds(launched, Work(0, 0, 0.0, 0)) == 0
 
 
 def test_a_line_through_two_batch_sizes() -> None:
@@ -113,7 +124,7 @@ def test_without_measured_arithmetic_a_prediction_says_that_it_is_unsure() -> No
         estimate(profile(p), small(), BATCH).processors[0].blocks[1].uncertainty
         for p in (quick, processor(GPU, "gpu"))
     )
-    assert unsure > 2 * sure
+    assert unsure > 2 * sure > 0
 
 
 def test_only_processors_on_the_same_cores_contend() -> None:
@@ -177,7 +188,7 @@ def test_whole_steps_scale_a_processor_so_that_they_are_predicted() -> None:
     found = calibrate(costs, model, timed=timed)
     assert steps.predict(found, layout).step_s == pytest.approx(8e-3)
     half = steps.predict(replace(found, batch=16), layout).step_s
-    assert half == pytest.approx(5e-3, rel=0.1)
+    assert half == pytest.approx(5e-3, rel=0.15)  # calls and updates are as in a whole batch
     assert found.observed == {layout: 8e-3}
     other = Layout.whole(NUMPY, 4)
     assert steps.predict(found, other) == steps.predict(costs, other)
