@@ -104,7 +104,7 @@ def speed(processor: ProcessorProfile, size: float) -> float:
 
 def bandwidth(processor: ProcessorProfile, nbytes: int) -> float:
     """Bytes a second of the smallest copy that moves at least so many, else of the largest."""
-    of = next((c for c in processor.copies if c.nbytes >= nbytes), processor.copies[-1])
+    of = processor.copy_of(nbytes)
     return _without_launch(processor, of.nbytes, of.bytes_per_s)
 
 

@@ -117,12 +117,11 @@ class ProcessorProfile:
         """Whether arithmetic and copies were measured, too."""
         return bool(self.gemms and self.copies)
 
-    def bytes_per_s(self, nbytes: int) -> float:
-        """Of the smallest copy that moves at least so many bytes, else of the largest."""
+    def copy_of(self, nbytes: int) -> Copy:
+        """The smallest copy that moves at least so many bytes, else the largest."""
         if not self.copies:
             raise ValueError(f"{self.name}: no copies were measured")
-        of = next((c for c in self.copies if c.nbytes >= nbytes), self.copies[-1])
-        return of.bytes_per_s
+        return next((c for c in self.copies if c.nbytes >= nbytes), self.copies[-1])
 
 
 @dataclass(frozen=True)

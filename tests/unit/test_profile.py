@@ -44,9 +44,9 @@ def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
 
 
 def test_a_copy_is_as_fast_as_the_smallest_measured_that_holds_it() -> None:
-    assert GPU.bytes_per_s(1) == 1e9
-    assert GPU.bytes_per_s(2**16 + 1) == 1.5e9
-    assert GPU.bytes_per_s(2**30) == 1.5e9
+    assert GPU.copy_of(1).bytes_per_s == 1e9
+    assert GPU.copy_of(2**16 + 1).bytes_per_s == 1.5e9
+    assert GPU.copy_of(2**30).bytes_per_s == 1.5e9
 
 
 @pytest.mark.parametrize(
