@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from client.data.shares import Shares
 from client.errors import ConfigError, DeviceError, StoreError
 from client.fields import parse_yaml
+from client.model import load_model
 from client.placement.layout import Layout
 from server.bench import measure
-from server.bench.placement import candidates, grid, scan
+from server.bench.placement import candidates, grid, product, scan
 from server.bench.placement import run as bench
 from server.bench.placement.cell import Chosen
 from server.bench.placement.cell import measure as measure_cell
@@ -318,6 +320,14 @@ def test_a_cell_times_every_layout_and_is_scored(
     assert found.regret >= 0
     assert (found.model, found.batch, found.device) == (str(model), 8, "a pair")
     assert found.prediction_error is None
+
+
+@pytest.mark.parametrize("name", grid.MODELS)
+def test_a_run_has_examples_for_every_model_of_the_grid(name: str, tmp_path: Path) -> None:
+    model = load_model(Path(name))
+    experiment = product.experiment(Cell(name, 2, "a pair"), model, tmp_path)
+    examples = Shares(experiment, model, tmp_path).of(product.NODE).train
+    assert examples.x.shape == (2 * product.ROUND_STEPS, *model.input.shape)
 
 
 # -- the processes that measure ------------------------------------------------------------------

@@ -48,7 +48,7 @@ def choose(infos: Sequence[DeviceInfo], folder: Path, cell: Cell) -> Chosen:
     model = load_model(Path(cell.model))
     mine = {info.backend for info in infos}
     excluded = {name: "not of this pair" for name in backends.names() if name not in mine}
-    session = Session(_experiment(cell, model, folder), folder, excluded)
+    session = Session(experiment(cell, model, folder), folder, excluded)
     try:
         params = initialise(model, SEED)
         planning_s, quiet = 0.0, 0
@@ -73,11 +73,11 @@ def choose(infos: Sequence[DeviceInfo], folder: Path, cell: Cell) -> Chosen:
     )
 
 
-def _experiment(cell: Cell, model: Model, folder: Path) -> Experiment:
-    """One node with random examples, ROUND_STEPS batches of them."""
+def experiment(cell: Cell, model: Model, folder: Path) -> Experiment:
+    """One node with random examples, ROUND_STEPS batches of them, in a file in ``folder``."""
     examples = random_examples(model, cell.batch, ROUND_STEPS * cell.batch)
     source = folder / "examples.npz"
-    np.savez(source, x=examples.x, y=examples.y)
+    np.savez(source, x=examples.x.reshape(len(examples.x), -1), y=examples.y)
     value = {
         "name": "placement",
         "model": read_yaml(find_config(cell.model, "models", Path(), "--model")),
