@@ -28,6 +28,9 @@ FLOWER_SETTINGS = {
 }
 """Flower as we use it: it asks nobody on the internet and installs nothing."""
 
+EMULATED = "POCKETFED_EMULATE"
+"""Names files of emulated devices (see client.backends.emulated), or shipped ones."""
+
 STOP_LIMIT_S = 10.0
 """How long a child may take to end in order before it is killed."""
 
@@ -50,8 +53,16 @@ def environment() -> dict[str, str]:
     """A child's environment: this interpreter's programs first on PATH, no code from its folder."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     home = {"FLWR_HOME": os.environ.get("FLWR_HOME", str(cache_dir() / "flower"))}
-    ours = {**FLOWER_SETTINGS, **home, **_direct()}
+    ours = {**FLOWER_SETTINGS, **home, **_direct(), **_emulated()}
     return {**os.environ, **ours, "PATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def _emulated() -> dict[str, str]:
+    """Files of emulated devices by their full paths: a child starts in a folder of its own."""
+    names = os.environ.get(EMULATED, "").split(":")
+    found = [next((p for p in (Path(n), Path(f"{n}.yaml")) if p.is_file()), None) for n in names]
+    full = [str(path.absolute()) if path else n for n, path in zip(names, found, strict=True)]
+    return {EMULATED: ":".join(full)} if any(names) else {}
 
 
 def _direct() -> dict[str, str]:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 
+from client import children
 from client.backends.base import Backend
 from client.errors import ConfigError, did_you_mean
 
@@ -18,7 +19,7 @@ REFERENCE = "numpy"
 EMULATED = "emulated"
 """The backend of devices that are not there: see its package."""
 
-EMULATED_VARIABLE = "POCKETFED_EMULATE"
+EMULATED_VARIABLE = children.EMULATED
 """Names the files of emulated devices."""
 
 on_backend: ContextVar[Callable[[str], None] | None] = ContextVar("on_backend", default=None)

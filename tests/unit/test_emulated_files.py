@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client import backends
+from client import backends, children
 from client.backends.emulated.spec import load
 from client.errors import ConfigError, DeviceError
 from client.fields import shipped_names
@@ -50,6 +50,19 @@ def test_devices_are_those_of_the_files_in_order(
     assert backend.devices()[0].key != toy.key, "what was measured of the old one is not of it"
     with pytest.raises(DeviceError, match=r"toy: .*no longer there"):
         backend.open(toy)
+
+
+def test_a_child_finds_the_same_files_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy.yaml").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "toy.yaml"
+    for given, passed in {"toy": f"{file}", "phone:toy.yaml": f"phone:{file}"}.items():
+        monkeypatch.setenv("POCKETFED_EMULATE", given)
+        assert children.environment()["POCKETFED_EMULATE"] == passed
+    monkeypatch.delenv("POCKETFED_EMULATE")
+    assert "POCKETFED_EMULATE" not in children.environment()
 
 
 @pytest.mark.parametrize("name", shipped_names("emulated"))
