@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import geometric_mean, median
+from statistics import median
 
 from client.backends.figures import Command
 from client.model.graph import Model
@@ -28,9 +28,10 @@ from client.placement.steps import predict, together_s
 SCALED = 0.3
 """Relative uncertainty of a block whose processor's whole steps alone were seen."""
 
-EDGE_FACTORS = (0.2, 5.0)
+MOST_BEYOND = 1.0
 MOST_CONTENTION = 3.0
-"""Beyond these, whatever made the step longer was not the transfer, or not the other processor."""
+"""Of a cut's predicted step, so much may have been its passages' fault; of a split's shorter slice,
+so much the other processor's. What is beyond had other causes."""
 
 
 def calibrate(
@@ -189,21 +190,21 @@ def _by_steps(processor: ProcessorCost, timed: Sequence[TimedSteps]) -> Processo
 
 
 def _by_cuts(costs: Costs, timed: Sequence[TimedSteps]) -> Costs:
-    """What a cut's step took beyond its parts is its transfers'."""
-    factors: dict[frozenset[str], list[float]] = {}
+    """What a cut's step took beyond its parts is its passages', alike: waiting for a queue to run
+    empty and to fill again has no size. They take no less than their links' bandwidths say."""
+    beyond: dict[frozenset[str], list[float]] = {}
     for t in timed:
         pair = frozenset(t.layout.devices)
         if t.rows != costs.batch or len(pair) != 2:
             continue
         step = predict(costs, t.layout)
-        passing_s = sum(e.seconds for e in step.edges)
-        if passing_s > 0:
-            factor = (t.step_s - (step.step_s - passing_s)) / passing_s
-            low, high = EDGE_FACTORS
-            factors.setdefault(pair, []).append(min(max(factor, low), high))
-    edges = {
-        pair: costs.edges.get(pair, 1.0) * geometric_mean(found) for pair, found in factors.items()
-    }
+        passages = sum(1 + (e.back_s > 0) for e in step.edges)
+        links = [costs.processor(key).link for key in pair]
+        least_s = -sum(min(x.upload_latency_s, x.download_latency_s) for x in links)
+        most_s = MOST_BEYOND * step.step_s / passages
+        seconds = (t.step_s - step.step_s) / passages
+        beyond.setdefault(pair, []).append(min(max(seconds, least_s), most_s))
+    edges = {pair: costs.edges.get(pair, 0.0) + median(found) for pair, found in beyond.items()}
     return replace(costs, edges={**costs.edges, **edges})
 
 

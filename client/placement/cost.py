@@ -109,8 +109,8 @@ class Costs:
 
     ``contention``: of two processors (by key) that compute at the same time, how much of the
     shorter one's time the longer one loses: 0 where they have nothing in common, 1 where they take
-    turns on the same cores. ``edges``: by how much transfers between two processors were longer
-    than their links say. ``observed``: step_s of layouts that ran with such batches.
+    turns on the same cores. ``edges``: seconds that each passage between two processors was seen
+    to take beyond what their links say. ``observed``: step_s of layouts that ran with such batches.
     """
 
     batch: int
@@ -144,7 +144,7 @@ class Costs:
     def move_s(self, source: ProcessorCost, target: ProcessorCost, nbytes: int) -> float:
         """Seconds of a tensor from one processor to another, through the host."""
         seconds = source.link.download_s(nbytes) + target.link.upload_s(nbytes)
-        return seconds * self.edges.get(frozenset((source.key, target.key)), 1.0)
+        return seconds + self.edges.get(frozenset((source.key, target.key)), 0.0)
 
     def round_moves_s(self, processor: ProcessorCost, first: int, stop: int) -> float:
         """Values of blocks [first, stop) up and down, as once a round."""

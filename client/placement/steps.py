@@ -122,13 +122,12 @@ def exchange(
     ``again``: the host has the values already, for a slice before.
     """
     values, grads = FLOAT_NBYTES * costs.num_values, FLOAT_NBYTES * costs.num_trained
-    down_s = 0.0 if again else owner.link.download_s(values)
-    factor = costs.edges.get(frozenset((owner.key, other.key)), 1.0)
+    known_s = owner.link.download_s(values) if again else 0.0
     return EdgeFigures(
         owner.key,
         other.key,
         values,
-        (down_s + other.link.upload_s(values)) * factor,
+        costs.move_s(owner, other, values) - known_s,
         grads,
         costs.move_s(other, owner, grads),
     )

@@ -198,13 +198,19 @@ def test_a_cuts_step_corrects_what_passes_between_its_processors() -> None:
     costs = estimate(BOTH, small(), BATCH)
     seen, unseen = Layout.cut((NUMPY, GPU), (2, 4)), Layout.cut((GPU, NUMPY), (3, 4))
     before = steps.predict(costs, seen)
-    passing_s = sum(e.seconds for e in before.edges)
-    found = calibrate(costs, small(), timed=[TimedSteps(seen, BATCH, before.step_s + passing_s)])
-    assert steps.predict(found, seen).step_s == pytest.approx(before.step_s + passing_s)
-    factor = found.edges[frozenset((NUMPY, GPU))]
-    assert factor == pytest.approx(2)
-    edges = (sum(e.seconds for e in steps.predict(c, unseen).edges) for c in (costs, found))
-    assert 2 * next(edges) == pytest.approx(next(edges))
+    timed = TimedSteps(seen, BATCH, before.step_s + 4e-5)
+    found = calibrate(costs, small(), timed=[timed])
+    assert steps.predict(found, seen).step_s == pytest.approx(timed.step_s)
+    beyond = found.edges[frozenset((NUMPY, GPU))]
+    assert beyond == pytest.approx(2e-5)  # forward and back
+    times = [steps.predict(c, unseen).step_s for c in (costs, found)]
+    assert times[1] - times[0] == pytest.approx(4e-5)
+    # what is longer than all of the step had other causes
+    late = calibrate(costs, small(), timed=[replace(timed, step_s=1.0)])
+    assert late.edges[frozenset((NUMPY, GPU))] == pytest.approx(before.step_s / 2)
+    # and no passage takes less than its bytes
+    early = calibrate(costs, small(), timed=[replace(timed, step_s=1e-9)])
+    assert all(e.forward_s > 0 and e.back_s > 0 for e in steps.predict(early, seen).edges)
 
 
 def test_a_splits_step_says_how_much_its_processors_contend() -> None:
