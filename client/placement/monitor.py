@@ -8,7 +8,7 @@ a few steps elsewhere, and moves nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from client.placement.layout import Layout
@@ -113,10 +113,17 @@ class Monitor:
             self.expected_s = step_s
             self._best_s = min(self._best_s, step_s)
 
-    def tried(self, best: Layout, measured: Mapping[Layout, float], excess_s: float) -> None:
-        """Trials are over, and the best is kept. To be told before ``observe``.
+    def tried(
+        self,
+        best: Layout,
+        others: Sequence[Layout],
+        measured: Mapping[Layout, float],
+        excess_s: float,
+    ) -> None:
+        """Trials of these are over, and the best is kept. To be told before ``observe``.
 
-        ``excess_s``: what was lost by them, from which the next ones' date follows.
+        ``measured``: those that got far enough. ``excess_s``: what was lost by all of them, from
+        which the next ones' date follows.
         """
         before = self.kept
         if best != before:
@@ -127,14 +134,14 @@ class Monitor:
             known = self._others.pop(best, None)
             self.kept, self._best_s = best, math.inf if known is None else known.best_s
         self.expected_s = None
-        for layout, step_s in measured.items():
-            if layout not in (best, before):
-                self._put_off(layout, step_s, excess_s)
+        for layout in others:
+            if layout in self._others and layout != before:
+                self._put_off(self._others[layout], measured.get(layout), excess_s)
 
-    def _put_off(self, layout: Layout, step_s: float, excess_s: float) -> None:
+    def _put_off(self, known: _Known, step_s: float | None, excess_s: float) -> None:
         """It was tried and did not win."""
-        known = self._others.setdefault(layout, _Known(step_s, step_s, 0))
-        known.step_s, known.best_s, known.ran = step_s, min(known.best_s, step_s), True
+        if step_s is not None:
+            known.step_s, known.best_s, known.ran = step_s, min(known.best_s, step_s), True
         rounds = excess_s / (RETRY_SHARE * self._round_s) if self._round_s else 0.0
         known.due = self._round + 1 + max(known.wait, math.ceil(rounds))
         was_better = self._seen_s is not None and known.best_s < (1 - MARGIN) * self._seen_s

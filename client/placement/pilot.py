@@ -185,7 +185,11 @@ class Pilot:
         elif self._advice is not None:
             self._decision = self._advice.decision
             if self._advice.beside and self._trials is None:
-                self._hold_against(self._advice.beside)
+                if self.room_s > 0:
+                    self._hold_against(self._advice.beside)
+                else:
+                    reason = f"{self._decision.reason}: not tried, planning has had its share"
+                    self._decision = replace(self._decision, kind="keep", reason=reason)
         elif self._trials is not None:
             self._decision = Decision("plan", "timed on batches that count")
         else:
@@ -263,7 +267,7 @@ class Pilot:
             self._monitor = Monitor(best, self._describe)
             self._monitor.learn(trials.expected)
         else:
-            self._monitor.tried(best, trials.measured, trials.excess_s)
+            self._monitor.tried(best, trials.layouts, trials.measured, trials.excess_s)
 
     def _told(self, trials: Trials) -> str:
         """The figures by which a layout is taken, in the order of the candidates."""
