@@ -35,6 +35,9 @@ class RoundRow:
     device: str
     placement: str
     reason: str
+    decision: str
+    decided: str
+    numbers: dict[str, float]
     num_examples: int
     loss: float
     phases: dict[str, float]
@@ -132,6 +135,9 @@ def _round_row(run: str, row: NodeRound) -> RoundRow:
         device=str(record.device.get("name", "unknown")),
         placement=record.layout or "unknown",
         reason=record.reason,
+        decision=record.decision.kind if record.decision else "unknown",
+        decided=record.decision.reason if record.decision else "",
+        numbers=record.decision.numbers if record.decision else {},
         num_examples=record.num_examples,
         loss=record.loss,
         phases=record.phases,
@@ -198,7 +204,7 @@ def write_csv(path: Path, rows: list[RoundRow]) -> None:
     """One line per node and round, a column per phase."""
     try:
         with path.open("w", newline="") as f:
-            names = [n for n in RoundRow.__dataclass_fields__ if n != "phases"]
+            names = [n for n in RoundRow.__dataclass_fields__ if n not in ("phases", "numbers")]
             writer = csv.writer(f)
             writer.writerow([*names, *(f"{p}_s" for p in PHASES)])
             for r in rows:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from client.errors import RoundError
 from client.timing import on_phase
 from server import compare, console
+from server.explain import show
 from server.observer import Observer, Result
 from server.store import NodeRound, RoundInfo
 
@@ -201,8 +202,8 @@ class LiveView(PlainLines):
         node, record = self._nodes[row.partition], row.record
         node.state, node.phase = "done", ""
         if record is not None:
-            placed = record.device.get("backend", "unknown"), record.device.get("name", "unknown")
-            node.device = _device(*map(str, placed))
+            layout = record.layout or record.device.get("backend", "unknown")
+            node.device = _device(str(layout), str(record.device.get("name", "unknown")))
             node.last = f"{console.seconds(record.wall_s)}, loss {record.loss:.4f}"
         self._refresh()
 
@@ -246,12 +247,17 @@ class LiveView(PlainLines):
         return nodes[first : first + room], [f"and {len(nodes) - room} more: {told}"]
 
 
-def _device(backend: str, name: str) -> str:
-    return f"{backend}: {console.short(name)}"
+def _device(layout: str, name: str) -> str:
+    """Where a network is; of several parts, the layout alone names their devices' backends."""
+    several = " | " in layout or " + " in layout
+    return layout if several else f"{layout}: {console.short(name)}"
 
 
-def summary(result: Result) -> None:
-    """At the end: where each node's time went, the slowest node, and where it all lies."""
+def summary(result: Result, explain: bool = False) -> None:
+    """At the end: where each node's time went, the slowest node, and where it all lies.
+
+    ``explain``: and why, decision by decision.
+    """
     rows = compare.read_rounds(result.run)
     nodes: dict[str, list[compare.RoundRow]] = {}
     for row in rows:
@@ -266,6 +272,9 @@ def summary(result: Result) -> None:
         middle = console.seconds(statistics.median(replies_s))
         text = f"{name}: {len(replies_s)} rounds, {middle} from dispatch to reply; phases unknown"
         out.print(text, soft_wrap=True)
+    if explain:
+        show(rows)
+        out.print()
     if result.final_loss is not None:
         out.print(
             f"{console.figures(result.final_accuracy, result.final_loss)} "

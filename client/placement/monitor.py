@@ -40,8 +40,8 @@ SECOND_LOOK = 4
 class _Known:
     """What is known of a layout that is not kept. Seconds are of a step.
 
-    ``best_s``: the least that it ever took, or was predicted to. ``due``: the round in which it
-    may be tried again, and after ``wait`` more the next time. ``ran``: it was measured.
+    ``best_s``: the least that it ever took; before it ran, what is predicted. ``due``: the round in
+    which it may be tried again, and after ``wait`` more the next time. ``ran``: it was measured.
     """
 
     step_s: float
@@ -129,11 +129,14 @@ class Monitor:
         if best != before:
             old_s = measured.get(before, self._seen_s)
             if old_s is not None:
-                best_s, due = min(old_s, self._best_s), self._round + 2
+                best_s, due = min(old_s, self._best_s), self._round + 3
                 self._others[before] = _Known(old_s, best_s, due, ran=True)
             known = self._others.pop(best, None)
             self.kept, self._best_s = best, math.inf if known is None else known.best_s
-        self.expected_s = None
+        now_s, expected_s = measured.get(best), self.expected_s
+        slow = now_s is not None and expected_s is not None and now_s > (1 + DRIFT) * expected_s
+        if best != before or slow:  # what it takes in a round is seen in this one
+            self.expected_s = None
         for layout in others:
             if layout in self._others and layout != before:
                 self._put_off(self._others[layout], measured.get(layout), excess_s)
@@ -141,7 +144,9 @@ class Monitor:
     def _put_off(self, known: _Known, step_s: float | None, excess_s: float) -> None:
         """It was tried and did not win."""
         if step_s is not None:
-            known.step_s, known.best_s, known.ran = step_s, min(known.best_s, step_s), True
+            # what was predicted of it counts no more
+            best_s = min(known.best_s, step_s) if known.ran else step_s
+            known.step_s, known.best_s, known.ran = step_s, best_s, True
         rounds = excess_s / (RETRY_SHARE * self._round_s) if self._round_s else 0.0
         known.due = self._round + 1 + max(known.wait, math.ceil(rounds))
         was_better = self._seen_s is not None and known.best_s < (1 - MARGIN) * self._seen_s

@@ -288,9 +288,12 @@ class Trials:
 
     @property
     def budget_s(self) -> float | None:
-        """The most that planning may take; None while nothing is known of a step."""
-        best_s = self._best_step_s()
-        return None if best_s is None else self._budget_steps * best_s
+        """The most that planning may take, by the kept layout's steps, else by the best one's; None
+        while nothing is known of a step."""
+        kept = None if self._kept is None else self._tried.get(self._kept)
+        known_s = None if kept is None else kept.candidate.expected_s
+        step_s = self._best_step_s() if known_s is None else known_s
+        return None if step_s is None else self._budget_steps * step_s
 
     # -- inner -------------------------------------------------------------------------------
 

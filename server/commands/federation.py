@@ -10,7 +10,16 @@ import typer
 from client.config import load_experiment
 from client.errors import ConfigError
 from server import console
-from server.commands.options import ExperimentFile, Init, Json, Resume, RunFolder, Settings, finish
+from server.commands.options import (
+    ExperimentFile,
+    Explain,
+    Init,
+    Json,
+    Resume,
+    RunFolder,
+    Settings,
+    finish,
+)
 
 
 def simulate(
@@ -29,6 +38,7 @@ def simulate(
     isolate: Annotated[
         bool, typer.Option("--isolate", help="Train in a worker process that may crash or hang.")
     ] = False,
+    explain: Explain = False,
     as_json: Json = False,
 ) -> None:
     """Run a federation on this machine."""
@@ -60,7 +70,7 @@ def simulate(
         else:
             assert replay is not None
             result = simulation.replay(replay, out, observer, engine, isolate)
-    live.summary(result)
+    live.summary(result, explain)
     finish(result.to_json(), as_json)
 
 
@@ -76,6 +86,7 @@ def serve(
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for missing nodes.")] = 600,
     resume: Resume = None,
+    explain: Explain = False,
     as_json: Json = False,
 ) -> None:
     """Run a federation of real nodes, which connect by `pocketfed join`."""
@@ -98,7 +109,7 @@ def serve(
         else:
             assert resume is not None
             result = serving.resume(resume, port, observer, nodes, wait)
-    live.summary(result)
+    live.summary(result, explain)
     finish(result.to_json(), as_json)
 
 
@@ -146,13 +157,17 @@ def compare(
         Literal["node", "device"], typer.Option(help="A row per node or device.")
     ] = "device",
     csv: Annotated[Path | None, typer.Option(help="Write a line per node and round.")] = None,
+    explain: Explain = False,
     as_json: Json = False,
 ) -> None:
     """Show, device by device, where round time went."""
     from server import compare as comparison
+    from server.explain import show
 
     rows = comparison.read_runs(runs)
     console.console().print(comparison.render(rows, by))
+    if explain:
+        show(rows)
     if csv is not None:
         comparison.write_csv(csv, rows)
     finish(comparison.as_json(rows), as_json)

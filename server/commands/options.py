@@ -15,6 +15,10 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="Override, as 
 RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder.")]
 Init = Annotated[Path | None, typer.Option(help="Start from this model file.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run.")]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Say why nodes trained where they did."),
+]
 BackendName = Annotated[str, typer.Option("--backend", help="numpy or opencl.")]
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from client.errors import StoreError
-from client.record import NodeRecord
+from client.record import Decision, NodeRecord
 from server import compare
 from server.compare import RoundRow
 from server.store import NodeRound, RoundInfo, RunInfo, Store
@@ -26,6 +26,7 @@ def record(node: str, wall_s: float, backend: str = "numpy") -> NodeRecord:
         placement=placement(backend, f"{backend}|device", 2),
         layout=backend,
         reason="the only one",
+        decision=Decision("only", "the only one", {"planning_s": 0.0, "training_s": wall_s}),
         num_examples=30,
         loss=0.5,
         accuracy=0.75,
@@ -94,6 +95,9 @@ def test_rows_are_what_was_recorded(rows: list[RoundRow]) -> None:
         device="numpy device",
         placement="numpy",
         reason="the only one",
+        decision="only",
+        decided="the only one",
+        numbers={"planning_s": 0.0, "training_s": 2.0},
         num_examples=30,
         loss=0.5,
         phases={"decode": 0.25, "upload": 0.5, "train": 1.0},

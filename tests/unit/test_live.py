@@ -275,7 +275,7 @@ def test_lines_scroll_above_the_view() -> None:
 def test_a_reply_that_names_no_device_is_shown_all_the_same() -> None:
     with screen() as (view, _):
         view.run_started(Path("runs/tiny"), "tiny", 2, NODES, 1)
-        bare = replace(row("node-0"), record=replace(record("node-0"), device={}))
+        bare = replace(row("node-0"), record=replace(record("node-0"), device={}, layout=""))
         view.node_finished(bare)
         assert state(view, "node-0")[:3] == ["done", "unknown:", "unknown"]
 
