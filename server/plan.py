@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-ROUND_STEPS = 100
-"""Values pass up and down once in so many steps, so that they weigh little beside them."""
+ROUND_STEPS = 10**6
+"""Steps are compared: values, which pass up and down once a round, weigh nothing beside so many."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,15 @@ def measure(found: Plan, say: Callable[[str], None]) -> Plan:
     """The same, with times that were measured here."""
     measured = plan_measure.measure(found.model, found.roofline, rank, say)
     ranking = rank(measured.costs)
-    possible = tuple(p for p in ranking.predictions if p.layout not in measured.failed)
-    ranking = replace(ranking, predictions=possible)
+    ranked = {p.layout for p in ranking.predictions}
+    timed = [
+        planner.predict(measured.costs, layout, ROUND_STEPS)
+        for layout in measured.steps_s
+        if layout not in ranked  # what was timed before the last corrections
+    ]
+    possible = [p for p in ranking.predictions if p.layout not in measured.failed]
+    predictions = sorted([*possible, *timed], key=lambda p: p.round_s)
+    ranking = replace(ranking, predictions=tuple(predictions))
     return finish(replace(found, costs=measured.costs, ranking=ranking, measured=measured))
 
 

@@ -202,9 +202,9 @@ def _by_cuts(costs: Costs, timed: Sequence[TimedSteps]) -> Costs:
         links = [costs.processor(key).link for key in pair]
         least_s = -sum(min(x.upload_latency_s, x.download_latency_s) for x in links)
         most_s = MOST_BEYOND * step.step_s / passages
-        seconds = (t.step_s - step.step_s) / passages
+        seconds = costs.edges.get(pair, 0.0) + (t.step_s - step.step_s) / passages
         beyond.setdefault(pair, []).append(min(max(seconds, least_s), most_s))
-    edges = {pair: costs.edges.get(pair, 0.0) + median(found) for pair, found in beyond.items()}
+    edges = {pair: median(found) for pair, found in beyond.items()}
     return replace(costs, edges={**costs.edges, **edges})
 
 

@@ -109,8 +109,9 @@ class Costs:
 
     ``contention``: of two processors (by key) that compute at the same time, how much of the
     shorter one's time the longer one loses: 0 where they have nothing in common, 1 where they take
-    turns on the same cores. ``edges``: seconds that each passage between two processors was seen
-    to take beyond what their links say. ``observed``: step_s of layouts that ran with such batches.
+    turns on the same cores. ``edges``: seconds that each passage between two processors takes
+    beyond what their links say, as expected or as seen. ``observed``: step_s of layouts that ran
+    with such batches.
     """
 
     batch: int
@@ -153,4 +154,6 @@ class Costs:
 
     def edge_uncertainty(self, one: str, other: str) -> float:
         """Relative, of what passes between two processors."""
-        return OBSERVED if frozenset((one, other)) in self.edges else MEASURED_LINK
+        cuts = (layout for layout in self.observed if layout.kind == "cut")
+        seen = any({one, other} == set(layout.devices) for layout in cuts)
+        return OBSERVED if seen else MEASURED_LINK

@@ -23,7 +23,7 @@ from client.placement.cost import (
     Costs,
     ProcessorCost,
 )
-from client.placement.profile import DeviceProfile, ProcessorProfile
+from client.placement.profile import DeviceProfile, Link, ProcessorProfile
 from client.placement.workload import Product, Work, Workload
 
 ROOFLINE = 1.0
@@ -70,6 +70,10 @@ def estimate(
         batch_layers=model.batch_layers,
         clips=clips,
         contention=_contention(profile),
+        edges={
+            frozenset((p.key, q.key)): _refill_s(p.link, q.link)
+            for p, q in combinations(profile.processors, 2)
+        },
     )
 
 
@@ -157,6 +161,13 @@ def _copy_s(p: ProcessorProfile, nbytes: int) -> float:
     if not nbytes:
         return 0.0
     return nbytes / (bandwidth(p, nbytes) if p.complete else ASSUMED_BYTES_PER_S)
+
+
+def _refill_s(p: Link, q: Link) -> float:
+    """What a passage takes beyond the probe's transfers, which follow each other: waiting until a
+    queue is empty and filling it again was seen to take about a transfer's latency once more."""
+    latencies = (p.upload_latency_s, p.download_latency_s, q.upload_latency_s, q.download_latency_s)
+    return sum(latencies) / 2  # of a passage either way
 
 
 def _contention(profile: DeviceProfile) -> dict[frozenset[str], float]:
