@@ -291,7 +291,7 @@ def _spent(found: Plan, p: Prediction) -> str:
         figures = f"forward {_ms(part.forward_s)}, backward {_ms(part.backward_s)}"
         if part.update_s:
             figures += f", update {_ms(part.update_s)}"
-        if part.hidden_s > 0:
+        if part.hidden_s >= 5e-7:  # shows in the figure
             figures += f" ({_ms(part.hidden_s)} beside other work)"
         told.append(f"{names[part.device]} {share}{figures}")
     if p.edges:
