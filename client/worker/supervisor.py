@@ -43,8 +43,9 @@ FACTOR = 10.0
 FLOOR_S = 60.0
 FIRST_S = 300.0
 
-START_LIMIT_S = 60.0
-"""How long a worker may take to import and dial."""
+START_LIMIT_S = 180.0
+"""How long a worker may take to import and dial: a second, or much longer on a machine under load;
+one that ends is noticed at once."""
 
 POLL_S = 0.2
 """How soon a deadline, or a ClientApp that has hung up, is noticed; answers are not polled for."""

@@ -39,7 +39,9 @@ from server.engine.pulling import PromptGrid
 HOST = "127.0.0.1"
 """Flower authenticates nobody who submits a run: only this machine may reach the port."""
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
+"""Flower starts within some 3 s, on a machine under load much later; one that ends is noticed at
+once."""
 
 POLL_S = 0.3
 """Pause after a question to the SuperLink that brought no reply; nodes poll every 3 s."""
