@@ -199,6 +199,8 @@ class Devices:
         segment = program.segment
         try:
             new = parity.check(device, program, self.model)
+            if not new:
+                parity.rehearse(device, program, self.model)
         except DeviceError:
             program.release()
             raise

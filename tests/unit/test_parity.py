@@ -14,9 +14,11 @@ import kernels
 from client import parity
 from client.backends.base import Device, Program
 from client.backends.recipe import DEFAULT_RECIPE, Hyper
+from client.config import DevicesConfig
 from client.errors import ParityError
 from client.model import Model, build_model
 from client.model.graph import Float32Array, Segment
+from client.worker.devices import Devices
 from tests import fakes
 from tests.fakes import Fake, Spoil
 
@@ -254,6 +256,27 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def check(fake: Fake, model: Model | None = None) -> bool:
     device, program = opened(fake, model)
     return parity.check(device, program, model or fakes.model())
+
+
+def test_a_device_that_is_known_runs_its_steps_before_it_is_timed(
+    compared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else the first step, in which drivers load their kernels, would be a trial."""
+    uploads = []
+    for _ in range(2):
+        fake = Fake("fake")
+        fakes.register(monkeypatch, fake)
+        pool = Devices(DevicesConfig(), fakes.model())
+        pool.ready(fake.devices()[0], BATCH)
+        uploads.append(fake.calls["upload"])
+        pool.close()
+    assert compared == ["fake device"]
+    assert uploads[0] == uploads[1] > 0
+
+
+def test_a_rehearsal_compares_nothing() -> None:
+    device, program = opened(Fake("fake", spoil=lambda model, grads, batch: grads.fill(np.nan)))
+    parity.rehearse(device, program, fakes.model())
 
 
 def test_a_pass_is_kept_on_disk(compared: list[str], cache: Path) -> None:
