@@ -1,27 +1,42 @@
-// One step of an optimizer as PyTorch's, with FedProx's proximal term, on a run of n trained
-// parameters, their gradients, their values at the round's start, and what the optimizer keeps:
+// One step of an optimizer as PyTorch's, on a run of n trained parameters, their gradients, and what
+// the optimizer keeps; with FedProx's proximal term, also their values at the round's start:
 //   g = clip(grad + mu·(w - w_start))
 // where clip multiplies all of the gradient by min(1, clip_norm / (its norm + 1e-6)).
 
-inline floatv gradient(__global const float *params, __global const float *grads,
-                       __global const float *round_start, const int at, const float mu) {
-  const floatv g = LOADV(grads + at);
-  return mu == 0 ? g : g + (floatv)(mu) * (LOADV(params + at) - LOADV(round_start + at));
-}
+#ifndef PROXIMAL
+#define PROXIMAL 0 // 1: there is a proximal term
+#endif
+
+#if PROXIMAL
+#define GRADIENT(at)                                                                               \
+  (LOADV(grads + (at)) + (floatv)(mu) * (LOADV(params + (at)) - LOADV(round_start + (at))))
+#else
+#define GRADIENT(at) LOADV(grads + (at))
+#endif
 
 // Each work-item sums the squares of every parts-th vector of the gradient.
-__kernel void clip_squares(IN(params), IN(grads), IN(round_start), OUT(sums), const int n,
-                           const int parts, const float mu) {
+__kernel void clip_squares(IN(params), IN(grads),
+#if PROXIMAL
+                           IN(round_start),
+#endif
+                           OUT(sums), const int n, const int parts
+#if PROXIMAL
+                           ,
+                           const float mu
+#endif
+) {
   const int part = get_global_id(0);
   if (part >= parts)
     return;
-  OPEN_IN(params);
   OPEN_IN(grads);
+#if PROXIMAL
+  OPEN_IN(params);
   OPEN_IN(round_start);
+#endif
   OPEN_OUT(sums);
   floatv sum = (floatv)0;
   for (int at = part * VW; at < n; at += parts * VW) {
-    const floatv g = gradient(params, grads, round_start, at, mu);
+    const floatv g = GRADIENT(at);
     sum += select((floatv)0, g * g, (intv)(LANES < (intv)(n - at)));
   }
   sums[part] = sum_lanes(sum);
@@ -39,19 +54,29 @@ __kernel void clip_factor(IN(sums), __global float *factor, const int parts,
 }
 
 // g += decay·w;  v = momentum·v + g;  w -= lr · (nesterov ? g + momentum·v : v)
-__kernel void sgd(OUT(params), IN(grads), OUT(velocity), IN(round_start),
+__kernel void sgd(OUT(params), IN(grads), OUT(velocity),
+#if PROXIMAL
+                  IN(round_start),
+#endif
                   __global const float *factor, const int n, const float lr, const float momentum,
-                  const int nesterov, const float decay, const float mu, const int clipped) {
+                  const int nesterov, const float decay, const int clipped
+#if PROXIMAL
+                  ,
+                  const float mu
+#endif
+) {
   const int at = get_global_id(0) * VW;
   if (at >= n)
     return;
   OPEN_OUT(params);
   OPEN_IN(grads);
   OPEN_OUT(velocity);
+#if PROXIMAL
   OPEN_IN(round_start);
+#endif
   const int left = n - at;
   const floatv w = LOADV(params + at);
-  floatv g = gradient(params, grads, round_start, at, mu);
+  floatv g = GRADIENT(at);
   if (clipped)
     g *= (floatv)(*factor);
   if (decay != 0)
@@ -67,11 +92,18 @@ __kernel void sgd(OUT(params), IN(grads), OUT(velocity), IN(round_start),
 // g += decay·w;  m = a·m + (1-a)·g;  s = b·s + (1-b)·g²;
 // w = keep·w - m_scale · m / (s_scale·√s + eps)
 // Adam has a decay, AdamW keep = 1 - lr·decay. What is 1 - ... comes with all its digits.
-__kernel void adam(OUT(params), IN(grads), OUT(mean), OUT(squares), IN(round_start),
+__kernel void adam(OUT(params), IN(grads), OUT(mean), OUT(squares),
+#if PROXIMAL
+                   IN(round_start),
+#endif
                    __global const float *factor, const int n, const float a, const float rest_a,
                    const float b, const float rest_b, const float eps, const float decay,
-                   const float keep, const float mu, const int clipped, const float m_scale,
-                   const float s_scale) {
+                   const float keep, const int clipped, const float m_scale, const float s_scale
+#if PROXIMAL
+                   ,
+                   const float mu
+#endif
+) {
   const int at = get_global_id(0) * VW;
   if (at >= n)
     return;
@@ -79,10 +111,12 @@ __kernel void adam(OUT(params), IN(grads), OUT(mean), OUT(squares), IN(round_sta
   OPEN_IN(grads);
   OPEN_OUT(mean);
   OPEN_OUT(squares);
+#if PROXIMAL
   OPEN_IN(round_start);
+#endif
   const int left = n - at;
   const floatv w = LOADV(params + at);
-  floatv g = gradient(params, grads, round_start, at, mu);
+  floatv g = GRADIENT(at);
   if (clipped)
     g *= (floatv)(*factor);
   if (decay != 0)

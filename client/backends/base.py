@@ -72,8 +72,8 @@ class Program(ABC):
         """Set the segment's values, zero gradients and optimizer state.
 
         ``params``: flat, the segment's parameters and then its buffers (``Segment.values_of``).
-        The parameters are also remembered as the round's start, for the proximal term. What an
-        optimizer counts and keeps begins anew.
+        Where the recipe is proximal, the parameters are also remembered as the round's start.
+        What an optimizer counts and keeps begins anew.
         """
 
     @abstractmethod
@@ -289,6 +289,10 @@ class Program(ABC):
         if grads.shape != (self.segment.num_trained,):
             n = self.segment.num_trained
             raise ValueError(f"gradients of shape {grads.shape}, the segment has {n}")
+
+    def _check_proximal(self, hyper: Hyper) -> None:
+        if hyper.proximal_mu and not self.recipe.proximal:
+            raise ValueError("the program was not compiled for a proximal term")
 
     def _check_input_grad(self) -> None:
         if not self.segment.needs_input_grad:

@@ -16,12 +16,14 @@ class Recipe:
     """What a program is compiled for beside its segment.
 
     The loss; the kind of optimizer; whether gradients of slices are added up, so that a batch may
-    be larger than the program's capacity.
+    be larger than the program's capacity; whether updates may have FedProx's proximal term, for
+    which the parameters are kept as they were at the round's start.
     """
 
     loss: Loss = field(default_factory=CrossEntropy)
     optimizer: OptimizerName = "sgd"
     accumulates: bool = False
+    proximal: bool = False
 
 
 DEFAULT_RECIPE = Recipe()
@@ -31,7 +33,8 @@ DEFAULT_RECIPE = Recipe()
 class Hyper:
     """The numbers of one update: of an optimizer as in PyTorch, FedProx's proximal term, clipping.
 
-    g = grad + proximal_mu·(w - w_round_start), the gradient of what the node minimises;
+    g = grad + proximal_mu·(w - w_round_start), the gradient of what the node minimises
+    (a ``proximal_mu`` other than 0 needs a recipe that is ``proximal``);
     with a ``clip_norm`` above 0, g *= min(1, clip_norm / (‖g‖ + 1e-6)), ‖g‖ over all trained
     parameters of the program, as ``torch.nn.utils.clip_grad_norm_``; then, by the recipe,
 

@@ -88,6 +88,15 @@ class Devices:
             + (f" (refused: {why})" if why else "")
         )
 
+    def need_proximal(self) -> None:
+        """From now on updates may have a proximal term.
+
+        Programs without are given back, since what trains is also what evaluates.
+        """
+        if not self.recipe.proximal:
+            self.recipe = replace(self.recipe, proximal=True)
+            self._release_programs()
+
     def open(self, info: DeviceInfo) -> Device:
         """The opened device; DeviceError if it cannot be opened."""
         backends.at_work(info.backend)
@@ -176,12 +185,15 @@ class Devices:
 
     def close(self) -> None:
         """Give programs and devices back."""
-        for program in self._programs.values():
-            program.release()
+        self._release_programs()
         for device in self._open.values():
             device.close()
-        self._programs.clear()
         self._open.clear()
+
+    def _release_programs(self) -> None:
+        for program in self._programs.values():
+            program.release()
+        self._programs.clear()
 
     def _compile(
         self, info: DeviceInfo, device: Device, segment: Segment, capacity: int, recipe: Recipe

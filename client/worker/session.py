@@ -188,6 +188,9 @@ class Session:
     def _course(self, asked: _Round) -> Fixed:
         """Which layouts train this round, all of them ready to."""
         node, clock = asked.node, asked.clock
+        if asked.task.hyper.proximal_mu:
+            with clock.phase("build"):
+                self.devices.need_proximal()
         with clock.phase("plan"):
             steps = self._placer.steps(asked.task, len(node.data.train))
             if asked.recorded is None:

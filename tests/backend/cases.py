@@ -57,9 +57,10 @@ class Case:
         mapping = {"name": self.name, "input": self.input, "layers": list(self.layers)}
         return build_model(mapping, self.name, self.loss, self.frozen)
 
-    @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.loss, self.optimizer)
+    def recipe(self, hyper: Hyper | None = None) -> Recipe:
+        """What training with ``hyper`` needs."""
+        proximal = hyper is not None and hyper.proximal_mu != 0
+        return Recipe(self.loss, self.optimizer, proximal=proximal)
 
     @property
     def path(self) -> Path:

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from client.backends.base import Device
+from client.backends.recipe import Recipe
 from client.model.losses import BCEWithLogits, CrossEntropy
 from tests.backend.cases import (
     CASES,
@@ -31,7 +32,7 @@ from tests.backend.harness import (
 from tests.tolerance import assert_close
 
 Frozen = dict[str, NDArray[Any]]
-Subjects = Callable[[Case], tuple[Subject, Frozen]]
+Subjects = Callable[[Case, Recipe], tuple[Subject, Frozen]]
 
 
 def read(case: Case | Trajectory) -> Frozen:
@@ -56,16 +57,17 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture(scope="module")
 def subjects(any_device: Device) -> Iterator[Subjects]:
-    """Each case's network, compiled once; its capacity is more than the case's batch."""
-    made: dict[str, tuple[Subject, Frozen]] = {}
+    """Each case's network, compiled once a recipe; its capacity is more than the case's batch."""
+    made: dict[tuple[str, Recipe], tuple[Subject, Frozen]] = {}
 
-    def subject_of(case: Case) -> tuple[Subject, Frozen]:
-        if case.name not in made:
+    def subject_of(case: Case, recipe: Recipe) -> tuple[Subject, Frozen]:
+        key = case.name, recipe
+        if key not in made:
             frozen = read(case)
             data = frozen["x"], frozen["y"], frozen["params"]
-            subject = Subject(any_device, case.model, case.batch + 3, *data, case.recipe)
-            made[case.name] = subject, frozen
-        return made[case.name]
+            subject = Subject(any_device, case.model, case.batch + 3, *data, recipe)
+            made[key] = subject, frozen
+        return made[key]
 
     yield subject_of
     for subject, _ in made.values():
@@ -83,7 +85,7 @@ def right(case: Case, output: NDArray[Any], labels: NDArray[Any]) -> int | None:
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_first_batch(subjects: Subjects, case: Case) -> None:
-    subject, frozen = subjects(case)
+    subject, frozen = subjects(case, case.recipe())
     subject.reset(frozen["orders"][0], case.batch)
     grads = subject.gradients(case.batch)
     logits = subject.program.take_output(case.batch)
@@ -106,7 +108,7 @@ def test_first_batch(subjects: Subjects, case: Case) -> None:
 )
 def test_ten_steps(subjects: Subjects, case: Case, hyper: str) -> None:
     """Losses of ten steps and the parameters after them; epochs end with a smaller batch."""
-    subject, frozen = subjects(case)
+    subject, frozen = subjects(case, case.recipe(HYPERS[hyper]))
     subject.reset()
     losses: list[float] = []
     for order in frozen["orders"]:

@@ -20,7 +20,10 @@ BATCH, EXAMPLES = 13, 30  # the last batch has 4
 WEIGHTED = CrossEntropy(label_smoothing=0.1, class_weights=(0.5, 1, 2, 1, 3, 1, 0.1))
 RECIPES = {
     "sgd": (Recipe(), Hyper(lr=0.05, momentum=0.9)),
-    "clipped": (Recipe(), Hyper(lr=0.05, momentum=0.9, clip_norm=0.05, proximal_mu=0.3)),
+    "clipped": (
+        Recipe(proximal=True),
+        Hyper(lr=0.05, momentum=0.9, clip_norm=0.05, proximal_mu=0.3),
+    ),
     "weighted": (Recipe(WEIGHTED, "adamw"), Hyper(lr=0.01, weight_decay=0.1, eps=1e-2)),
 }
 

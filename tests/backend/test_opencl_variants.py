@@ -10,7 +10,7 @@ import pytest
 
 from client.backends.opencl.plan import plan_segment
 from client.backends.opencl.tiles import Target, target_of
-from client.backends.recipe import Hyper
+from client.backends.recipe import Hyper, Recipe
 from tests.backend.cases import CASES, Case
 from tests.backend.harness import Subject, assert_tensors_close, examples, network, numpy_device
 from tests.backend.opencl_devices import first_device, open_device
@@ -132,7 +132,7 @@ def test_variants_agree_on_a_clipped_update(target: Target) -> None:
     results = []
     opened = open_device(target=target)
     for device in (opened, numpy_device(np.float64), numpy_device(np.float32)):
-        subject = Subject(device, model, 5, x, y)
+        subject = Subject(device, model, 5, x, y, recipe=Recipe(proximal=True))
         subject.program.step(0, 5, Hyper(lr=1.0))  # away from the round's start
         subject.program.step(0, 5, Hyper(lr=0.5, proximal_mu=0.3, clip_norm=0.1))
         results.append(subject.program.download())

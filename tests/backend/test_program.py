@@ -13,7 +13,7 @@ import pytest
 from client import parity
 from client.backends.base import Device
 from client.backends.figures import Command, Metrics
-from client.backends.recipe import Hyper
+from client.backends.recipe import Hyper, Recipe
 from client.errors import DataError
 from client.model import Model, Segment
 from server.bench.figures import training_flops
@@ -125,7 +125,7 @@ def test_upload_resets_the_optimizer(subject: Subject) -> None:
 def test_proximal_term_pulls_to_the_last_upload(device: Device) -> None:
     """With lr·mu = 1, one update lands at the uploaded parameters minus lr·gradient."""
     model = network([3], {"type": "linear", "out_features": 2})
-    subject = Subject(device, model, 4, *examples(model, 4))
+    subject = Subject(device, model, 4, *examples(model, 4), recipe=Recipe(proximal=True))
     subject.epoch(Hyper(lr=0.5))
     moved = subject.program.download()
     grads = subject.gradients(4)
@@ -134,6 +134,18 @@ def test_proximal_term_pulls_to_the_last_upload(device: Device) -> None:
     np.testing.assert_allclose(found, subject.params - 0.5 * grads, rtol=0, atol=1e-6)
     assert np.abs(moved - subject.params).max() > 1e-3
     subject.release()
+
+
+def test_what_a_proximal_term_needs_is_kept_only_for_it(subject: Subject) -> None:
+    """The parameters at the round's start: as many bytes as the gradients."""
+    with pytest.raises(ValueError, match="not compiled for a proximal term"):
+        subject.program.update(Hyper(lr=0.5, proximal_mu=2.0))
+    plain = subject.program.usage.params_nbytes
+    recipe = Recipe(proximal=True)
+    program = subject.device.compile(subject.model.whole, subject.capacity, recipe)
+    grads_nbytes = 4 * sum(p.size for p in subject.model.trained)
+    assert program.usage.params_nbytes - plain == pytest.approx(grads_nbytes, abs=256)
+    program.release()
 
 
 @pytest.mark.parametrize("limit", [0.5, 2.0])

@@ -151,7 +151,7 @@ def freeze_case(case: Case) -> dict[str, Any]:
     assert len(steps) == STEPS > steps_per_epoch(len(x), case.batch)
     result: dict[str, Any] = {"x": x, "y": y, "orders": orders, "params": params}
     for suffix, dtype in PRECISIONS.items():
-        peer = Peer(case.model, params, x, y, dtype, case.recipe)
+        peer = Peer(case.model, params, x, y, dtype, case.recipe())
         loss = peer.loss(steps[0])
         loss.backward()
         result[f"loss{suffix}"] = loss.detach().numpy()

@@ -13,7 +13,7 @@ from client.backends import get
 from client.backends.base import Program
 from client.backends.numpy.device import NumpyDevice
 from client.backends.numpy.ops import FUNCTIONS, convolution, windows
-from client.backends.recipe import Hyper
+from client.backends.recipe import Hyper, Recipe
 from client.model import Model, Segment, build_model
 from client.model.layers import LAYERS, Add, Concat
 
@@ -347,7 +347,7 @@ def test_update_follows_its_formula() -> None:
     limit = 1e-3
     layer = {"type": "linear", "out_features": 300, "bias": False}
     model = build_model({"name": "n", "input": {"shape": [300]}, "layers": [layer]}, "n")
-    program = device().compile(model.whole, 2)
+    program = device().compile(model.whole, 2, Recipe(proximal=True))
     g = np.random.default_rng(0)
     w0 = g.normal(size=model.num_params)
     hyper = Hyper(

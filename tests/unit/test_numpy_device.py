@@ -84,9 +84,9 @@ def test_data_is_not_copied() -> None:
 
 
 def test_memory_of_a_program_is_told() -> None:
-    """Parameters, gradients, velocity, start: 4 buffers of 15 floats; arena: x, x flat, y, dy."""
+    """Parameters, gradients, velocity: 3 buffers of 15 floats; arena: x, x flat, y, dy."""
     program = NumpyDevice(INFO).compile(model().whole, 10)
-    assert program.usage.params_nbytes == 4 * 15 * 4
+    assert program.usage.params_nbytes == 3 * 15 * 4
     assert program.usage.arena_nbytes == (4 + 4 + 3 + 3) * 10 * 4
 
 

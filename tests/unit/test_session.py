@@ -222,6 +222,21 @@ def test_the_second_round_opens_builds_loads_and_plans_nothing(
     assert set(clock.phases) == phases
 
 
+def test_only_tasks_with_a_proximal_term_keep_the_rounds_start(tmp_path: Path) -> None:
+    """As many bytes as the gradients; the program that was there before is given back."""
+    s = session(tmp_path, devices={"backend": "numpy"})
+    near = replace(TASK, hyper=replace(TASK.hyper, proximal_mu=0.5))
+    outcomes = [s.train(t, None, START, None, RoundClock()) for t in (TASK, near, TASK)]
+    nbytes = [record.peak_nbytes for _, record in outcomes]
+    assert nbytes[1] - nbytes[0] == 4 * sum(p.size for p in s.model.trained)
+    assert nbytes[2] == nbytes[1]
+    np.testing.assert_array_equal(outcomes[0][0].params, outcomes[2][0].params)
+    moved = [float(np.square(o.params - START).sum()) for o, _ in outcomes]
+    assert moved[1] < moved[0]
+    assert len(s.devices._programs) == 1
+    s.close()
+
+
 def test_nodes_share_device_and_program_but_not_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,8 @@ class NumpyProgram(Program):
         )
 
     def _make_optimizer(self) -> Optimizer:
-        kind, start = OPTIMIZERS[self.recipe.optimizer], np.zeros_like(self._grads)
+        kind = OPTIMIZERS[self.recipe.optimizer]
+        start = np.zeros_like(self._grads if self.recipe.proximal else self._grads[:0])
         return kind(self._values, self.segment.trained_runs, self._grads, start)
 
     def _no_metrics(self) -> Metrics:
@@ -205,6 +206,7 @@ class NumpyProgram(Program):
         self._between_slices = not last
 
     def update(self, hyper: Hyper, norm: float | None = None) -> None:
+        self._check_proximal(hyper)
         began = perf_counter()
         with self._timed("compute_s"):
             self._optimizer.update(hyper, norm)
@@ -215,6 +217,7 @@ class NumpyProgram(Program):
         self._end_sample()
 
     def grad_squares(self, hyper: Hyper) -> float:
+        self._check_proximal(hyper)
         with self._timed("compute_s"):
             return self._optimizer.squares(hyper)
 

@@ -25,7 +25,7 @@ class Memory(Enum):
     HELD = auto()  # gradients of a batch's earlier slices
     RECEIVED = auto()  # gradients from another program, made when the first ones come
     OPT_STATE = auto()  # what the optimizer keeps: see optimizer.cl
-    ROUND_START = auto()  # trained parameters as uploaded
+    ROUND_START = auto()  # trained parameters as uploaded, where there may be a proximal term
     CLIP = auto()  # what gradients are multiplied by, then sums of squares: see optimizer.cl
     EXAMPLES = auto()  # numbers of the batch's examples in the data set, int32
     LABELS = auto()  # their labels, int32 or float

@@ -119,7 +119,7 @@ class OpenCLProgram(Program):
         with errors_as_ours(self._device.info.name, "beginning a round"):
             self._fill(Memory.GRADS, 0)
             self._fill(Memory.OPT_STATE, 0)
-            for run, at in self.segment.trained_places:
+            for run, at in self.segment.trained_places if self.recipe.proximal else ():
                 cl.enqueue_copy(
                     self._device.stream(self._sample),
                     buffers[Memory.ROUND_START],
@@ -226,6 +226,7 @@ class OpenCLProgram(Program):
         self._between_slices = not last
 
     def grad_squares(self, hyper: Hyper) -> float:
+        self._check_proximal(hyper)
         self._run("update", self._update.squares(hyper))
         sums = self._device.download(
             self._buffers[Memory.CLIP], (self._plan.squares,), np.float32, 4, self._sample
@@ -233,6 +234,7 @@ class OpenCLProgram(Program):
         return float(sums.sum(dtype=np.float64))
 
     def update(self, hyper: Hyper, norm: float | None = None) -> None:
+        self._check_proximal(hyper)
         if hyper.clip_norm and norm is not None:
             self._set_clip_factor(hyper.clip_factor(norm))
         self._run("update", self._update.step(hyper, own_norm=norm is None))

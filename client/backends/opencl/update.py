@@ -8,7 +8,7 @@ from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.prepare import Prepared
 from client.backends.recipe import Hyper, Recipe
 
-ADAM_SCALES = 9
+ADAM_SCALES = 8
 """Place of the two arguments of the kernel adam that change with every update, after the others."""
 
 
@@ -55,25 +55,26 @@ class Update:
         """Set the arguments that follow the prepared ones, of each kernel by its name."""
         a, b = hyper.betas
         clipped = np.int32(hyper.clip_norm > 0)
-        decay, mu = hyper.weight_decay, np.float32(hyper.proximal_mu)
-        decoupled = self._recipe.optimizer == "adamw"
+        decay, decoupled = hyper.weight_decay, self._recipe.optimizer == "adamw"
+        mu = (np.float32(hyper.proximal_mu),) if self._recipe.proximal else ()
         values = {
-            "clip_squares": (mu,),
+            "clip_squares": mu,
             "clip_factor": (np.float32(hyper.clip_norm),),
             "sgd": (
                 np.float32(hyper.lr),
                 np.float32(hyper.momentum),
                 np.int32(hyper.nesterov),
                 np.float32(decay),
-                mu,
                 clipped,
+                *mu,
             ),
             "adam": (
                 *(np.float32(v) for v in (a, 1 - a, b, 1 - b, hyper.eps)),
                 np.float32(0 if decoupled else decay),
                 np.float32(1 - hyper.lr * decay if decoupled else 1),
-                mu,
                 clipped,
+                *(np.float32(v) for v in hyper.adam_scales(1)),
+                *mu,
             ),
         }
         with errors_as_ours(self._device, "preparing the update"):

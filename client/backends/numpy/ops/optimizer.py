@@ -21,7 +21,8 @@ class Optimizer(ABC):
     clip(g) = g · min(1, clip_norm / (‖g‖ + 1e-6)), as ``torch.nn.utils.clip_grad_norm_``.
 
     ``params`` is the segment's flat buffer, of which ``runs`` are trained; ``grads`` and ``start``
-    hold these runs one after the other. ``state``: ``states`` arrays like them.
+    hold these runs one after the other. ``start`` is empty where no update has a proximal term.
+    ``state``: ``states`` arrays like ``grads``.
     """
 
     states: ClassVar[int]
@@ -55,8 +56,9 @@ class Optimizer(ABC):
 
     def begin(self) -> None:
         """A round begins: the parameters are those to be near to, and the state is new."""
-        for w, start in self.runs:
-            start[...] = w
+        if self.start.size:
+            for w, start in self.runs:
+                start[...] = w
         self.grads.fill(0)
         for array in self.state:
             array.fill(0)

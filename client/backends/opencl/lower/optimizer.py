@@ -6,9 +6,9 @@ after the other; an update is one launch for each run: one, unless layers in bet
 
 from __future__ import annotations
 
-from client.backends.opencl.launch import At, Items, Launch, Memory
+from client.backends.opencl.launch import Arg, At, Define, Items, Launch, Memory
 from client.backends.opencl.tiles import Target
-from client.backends.recipe import OptimizerName
+from client.backends.recipe import OptimizerName, Recipe
 from client.model.graph import Segment
 
 SLACK = 64
@@ -31,7 +31,7 @@ def clip_elements(segment: Segment, target: Target) -> int:
     return 1 + sum(_parts(run, target) for run in segment.trained_runs) + SLACK
 
 
-def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
+def lower_clip(segment: Segment, recipe: Recipe, target: Target) -> tuple[Launch, ...]:
     """What the gradients are multiplied by, so that their norm is no more than the limit."""
     launches, at = [], 0
     for run, offset in segment.trained_places:
@@ -44,15 +44,15 @@ def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
                 args=(
                     At(Memory.PARAMS, run.start),
                     At(Memory.GRADS, offset),
-                    At(Memory.ROUND_START, offset),
+                    *_round_start(recipe, offset),
                     sums,
                     run.stop - run.start,
                     parts,
                 ),
                 items=_always(parts),
                 local=(target.group,),
-                defines=(("VW", target.vector),),
-                flat_nbytes=4 * 2 * (run.stop - run.start),
+                defines=_defines(recipe, target),
+                flat_nbytes=4 * (3 if recipe.proximal else 1) * (run.stop - run.start),
             )
         )
         at += parts
@@ -65,15 +65,15 @@ def lower_clip(segment: Segment, target: Target) -> tuple[Launch, ...]:
                 args=(At(Memory.CLIP, 1), Memory.CLIP, at),
                 items=_always(1),
                 local=(1,),
-                defines=(("VW", target.vector),),
+                defines=_defines(recipe, target),
             )
         )
     return tuple(launches)
 
 
-def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> tuple[Launch, ...]:
+def lower_update(segment: Segment, recipe: Recipe, target: Target) -> tuple[Launch, ...]:
     """One step of the optimizer; what changes from step to step follows ``args``."""
-    launches = []
+    launches, optimizer = [], recipe.optimizer
     for run, offset in segment.trained_places:
         n = run.stop - run.start
         vectors = -(-n // target.vector)
@@ -90,21 +90,21 @@ def lower_update(segment: Segment, optimizer: OptimizerName, target: Target) -> 
                     At(Memory.PARAMS, run.start),
                     At(Memory.GRADS, offset),
                     *states,
-                    At(Memory.ROUND_START, offset),
+                    *_round_start(recipe, offset),
                     Memory.CLIP,
                     n,
                 ),
                 items=_always(vectors),
                 local=(target.group,),
-                defines=(("VW", target.vector),),
-                # parameters and state both ways, gradients; the start with a proximal term alone
-                flat_nbytes=4 * n * (3 + 2 * STATES[optimizer]),
+                defines=_defines(recipe, target),
+                # parameters and state both ways, gradients, the round's start
+                flat_nbytes=4 * n * (3 + 2 * STATES[optimizer] + recipe.proximal),
             )
         )
     return tuple(launches)
 
 
-def lower_accumulate(segment: Segment, target: Target) -> tuple[Launch, ...]:
+def lower_accumulate(segment: Segment, recipe: Recipe, target: Target) -> tuple[Launch, ...]:
     """Gradients to what is held, and what is held to the gradients; "add" follows ``args``."""
     pairs = ((Memory.GRADS, Memory.HELD), (Memory.HELD, Memory.GRADS))
     return _sums(segment, target, pairs)
@@ -129,12 +129,21 @@ def _sums(
             args=(At(source, 0), At(destination, 0), n),
             items=_always(vectors),
             local=(target.group,),
-            defines=(("VW", target.vector),),
+            defines=_defines(recipe, target),
             flat_nbytes=4 * 3 * n,
         )
         for source, destination in pairs
         if n
     )
+
+
+def _round_start(recipe: Recipe, offset: int) -> list[Arg]:
+    return [At(Memory.ROUND_START, offset)] if recipe.proximal else []
+
+
+def _defines(recipe: Recipe, target: Target) -> tuple[tuple[str, Define], ...]:
+    """One program for all kernels of optimizer.cl."""
+    return ("PROXIMAL", int(recipe.proximal)), ("VW", target.vector)
 
 
 def _always(items: int) -> Items:
