@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from client.backends.opencl.launch import Launch, Memory, Slot, Symbol
+from client.backends.opencl.launch import At, Launch, Memory, Slot, Symbol
 from client.backends.opencl.lower import lower
 from client.backends.opencl.lower.loss import WEIGHT_PARTS, lower_loss, metrics_places
 from client.backends.opencl.lower.optimizer import (
@@ -20,7 +20,7 @@ from client.backends.opencl.lower.optimizer import (
     lower_clip,
     lower_update,
 )
-from client.backends.opencl.memory import Arena, live_ranges, plan_arena
+from client.backends.opencl.memory import Arena, Gradients, live_ranges, plan_arena
 from client.backends.opencl.tiles import Cover, Target
 from client.backends.recipe import DEFAULT_RECIPE, Recipe
 from client.model.graph import Segment
@@ -151,6 +151,7 @@ def plan_segment(
         between,
         *(launch.slots for launch in low.backward),
     ]
+    gradients = _gradients(segment, low.backward, len(low.forward) + 1)
     return SegmentPlan(
         segment=segment,
         capacity=capacity,
@@ -162,7 +163,7 @@ def plan_segment(
         clip=lower_clip(segment, recipe, target),
         accumulate=lower_accumulate(segment, recipe, target) if recipe.accumulates else (),
         update=lower_update(segment, recipe, target),
-        arena=plan_arena(live_ranges(uses, pinned), min(most_nbytes, MOST_NBYTES)),
+        arena=plan_arena(live_ranges(uses, pinned), min(most_nbytes, MOST_NBYTES), gradients),
         input=input_slot,
         output=output_slot,
         input_grad=input_grad,
@@ -170,6 +171,28 @@ def plan_segment(
         zeros=low.zeros,
         choices=low.choices,
     )
+
+
+def _gradients(segment: Segment, backward: Sequence[Launch], begin: int) -> list[Gradients]:
+    """Of each trained operation, from the first launch on that is given a place in them.
+
+    Launches are numbered as in ``live_ranges``, those of the backward pass from ``begin`` on.
+    """
+    found = []
+    for op in segment.ops:
+        if op.trained:
+            at = segment.grad_place(op.params[0])
+            places = range(at, at + sum(p.size for p in op.params))
+            first = next(
+                begin + i
+                for i, launch in enumerate(backward)
+                if any(
+                    isinstance(arg, At) and arg.memory is Memory.GRADS and arg.offset in places
+                    for arg in launch.args
+                )
+            )
+            found.append(Gradients(4 * places.start, 4 * places.stop, first))
+    return found
 
 
 def gather_launches(plan: SegmentPlan, dtype: np.dtype[np.generic]) -> tuple[Launch, ...]:

@@ -39,7 +39,7 @@ class OpenCLProgram(Program):
         self.segment, self.capacity, self.recipe = plan.segment, plan.capacity, plan.recipe
         self._device, self._plan = device, plan
         self._buffers: dict[Memory, cl.Buffer] = {}
-        self._arena: list[cl.Buffer] = []
+        self._arena: list[cl.Buffer] = []  # in plan.arena's numbers: the gradients', its own
         self._forward: dict[tuple[int, bool], list[Prepared]] = {}
         self._loss: dict[int, list[Prepared]] = {}
         self._loss_scale: dict[int, float] = {}
@@ -53,6 +53,7 @@ class OpenCLProgram(Program):
         try:
             for memory, nbytes in plan.nbytes.items():
                 self._buffers[memory] = device.allocator.make(nbytes, memory.name.lower())
+            self._arena.append(self._buffers[Memory.GRADS])
             for nbytes in plan.arena.sizes:
                 self._arena.append(device.allocator.make(nbytes, "activations"))
             self._binder = Binder(
@@ -355,7 +356,7 @@ class OpenCLProgram(Program):
         with errors_as_ours(self._device.info.name, "filling with NaN"):
             for buffer in self._arena:
                 self._fill_buffer(buffer, np.nan)
-            for memory in (Memory.GRADS, Memory.HELD, Memory.RECEIVED):
+            for memory in (Memory.HELD, Memory.RECEIVED):
                 if memory in self._buffers:
                     self._fill(memory, np.nan)
 
@@ -375,7 +376,7 @@ class OpenCLProgram(Program):
 
     def _free(self) -> None:
         self._epoch.release()
-        for buffer in (*self._buffers.values(), *self._arena):
+        for buffer in (*self._buffers.values(), *self._arena[1:]):
             self._device.allocator.give_back(buffer)
         self._buffers.clear()
         self._arena.clear()

@@ -53,12 +53,13 @@ class Bench:
         self._device, self._plan = device, plan
         make = device.allocator.make
         self._buffers = {m: make(n, m.name.lower()) for m, n in plan.nbytes.items()}
-        self._arena = [make(n, "activations") for n in plan.arena.sizes]
+        own = [make(n, "activations") for n in plan.arena.sizes]
+        self._arena = [self._buffers[Memory.GRADS], *own]  # in plan.arena's numbers
         for memory, buffer in self._buffers.items():
             whole = memory in (Memory.EXAMPLES, Memory.LABELS, Memory.DROPOUT_KEY)
             value = np.int32(0) if whole else np.float32(1)
             cl.enqueue_fill_buffer(device.queue, buffer, value, 0, buffer.size // 4 * 4)
-        for buffer in self._arena:
+        for buffer in own:
             cl.enqueue_fill_buffer(device.queue, buffer, np.float32(1), 0, buffer.size // 4 * 4)
         self._binder = Binder(
             device.context.devices[0],
@@ -90,7 +91,7 @@ class Bench:
 
     def release(self) -> None:
         self._device.queue.finish()
-        for buffer in (*self._buffers.values(), *self._arena):
+        for buffer in (*self._buffers.values(), *self._arena[1:]):
             self._device.allocator.give_back(buffer)
 
 

@@ -61,7 +61,7 @@ def backward(node: Node, low: Lowering) -> None:
     """dw and db, then dx."""
     if node.op.trained:
         _weight_grad(node, low)
-    dx = low.input_grad(node)
+    dx = low.input_grad(node, over_gate=True)
     if dx is not None:
         _input_grad(node, low, dx)
 

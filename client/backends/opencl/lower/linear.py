@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from client.backends.opencl.launch import Define, PerCount
 from client.backends.opencl.lower.graph import Node
-from client.backends.opencl.lower.lowering import InputGrad, Lowering
+from client.backends.opencl.lower.lowering import Lowering
 
 K_BLOCK = 128
 """Terms that a work-item adds up for all rows before it goes on, where it takes all rows."""
@@ -53,9 +53,8 @@ def backward(node: Node, low: Lowering) -> None:
     """dW = dYᵀ·X with db = sums of dY; dX = dY·W."""
     if node.op.trained:
         _weight_grad(node, low)
-    dx = low.input_grad(node)
-    if dx is not None:
-        _input_grad(node, low, dx)
+    if node.inputs[0] in low.graph.needs_grad:
+        _input_grad(node, low)
 
 
 def _weight_grad(node: Node, low: Lowering) -> None:
@@ -86,7 +85,7 @@ def _weight_grad(node: Node, low: Lowering) -> None:
     )
 
 
-def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
+def _input_grad(node: Node, low: Lowering) -> None:
     weight, *_ = node.op.params
     outputs, inputs = weight.shape
     steps = low.graph.elements(node.output) // outputs
@@ -95,7 +94,10 @@ def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
     t = low.tile(f"gemm outer {rows}", rows, MANY, low.target.accumulators, row_load=1.0)
     rows_first = low.target.rows_first
     strips = -(-vectors // t.columns)
-    blocked = rows_first and not dx.accumulate and outputs > K_BLOCK and strips >= low.target.busy
+    blocked = rows_first and outputs > K_BLOCK and strips >= low.target.busy
+    dx = low.input_grad(node, over_gate=not blocked)  # where blocks' sums wait in dx itself
+    assert dx is not None
+    blocked = blocked and not dx.accumulate
     defines: dict[str, Define] = {
         "ROWS_FIRST": int(rows_first),
         "TM": t.rows,

@@ -72,15 +72,22 @@ class Lowering:
         there = tensor in self._grads
         return self.grad(tensor), there
 
-    def input_grad(self, node: Node, *, in_place: bool = False) -> InputGrad | None:
+    def input_grad(
+        self, node: Node, *, in_place: bool = False, over_gate: bool = False
+    ) -> InputGrad | None:
         """Where the gradient of a node's input goes; None where nobody needs it.
 
         ``in_place``: over the gradient of its output, if nothing else reads the input.
+        ``over_gate``: over the input itself where that is a gate, for kernels that read each of its
+        elements where they write the gradient, once, and are the last to read it.
         """
         x = node.inputs[0]
         if x not in self.graph.needs_grad:
             return None
         gate = (self.value(x),) if node.gates else ()
+        if gate and over_gate:  # which has no other reader
+            self._grads[x] = self.value(x)
+            return InputGrad(self.grad(x), gate=gate)
         if in_place and self.pass_grad(node.output, x):
             return InputGrad(self.grad(x), gate=gate)
         return InputGrad(*self.add_to_grad(x), gate)

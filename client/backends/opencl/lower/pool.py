@@ -31,7 +31,7 @@ def mean_backward(node: Node, low: Lowering) -> None:
 
 
 def _backward(node: Node, low: Lowering, kernel: str, reads: list[Slot]) -> None:
-    dx = low.input_grad(node)
+    dx = low.input_grad(node, over_gate=True)
     if dx is not None:
         args: list[Arg] = [*reads, *dx.gate, dx.slot]
         _launch(node, low, kernel, args, backward=True, defines=dx.defines)
