@@ -35,7 +35,8 @@ def partly_frozen() -> Model:
 @pytest.fixture(scope="module", params=["all trained", "partly frozen"])
 def subject(request: pytest.FixtureRequest, device: Device) -> Iterator[Subject]:
     model = small_net() if request.param == "all trained" else partly_frozen()
-    subject = Subject(device, model, BATCH, *examples(model, 2 * BATCH + 3))
+    recipe = Recipe(proximal=True)
+    subject = Subject(device, model, BATCH, *examples(model, 2 * BATCH + 3), recipe=recipe)
     yield subject
     subject.release()
 
@@ -115,7 +116,11 @@ def test_a_state_goes_on_where_it_was_read(device: Device, optimizer: OptimizerN
     """On the same program bit by bit, on the reference within tolerance; upload forgets it."""
     model, hyper = partly_frozen(), HYPERS[optimizer]
     subject = Subject(
-        device, model, BATCH, *examples(model, 15), recipe=Recipe(optimizer=optimizer)
+        device,
+        model,
+        BATCH,
+        *examples(model, 15),
+        recipe=Recipe(optimizer=optimizer, proximal=True),
     )
     subject.program.step(0, BATCH, hyper)
     state = subject.program.read_state()

@@ -79,7 +79,7 @@ class Exchange:
                 nbytes = 4 * flat_elements(plan.segment)
                 what = "gradients of another program"
                 self._buffers[Memory.RECEIVED] = self._device.allocator.make(nbytes, what)
-            launches = lower_receive(plan.segment, plan.target)
+            launches = lower_receive(plan.segment, plan.recipe, plan.target)
             self._receive = self._bind(launches, plan.capacity, "training")
         return self._receive
 

@@ -107,16 +107,16 @@ def lower_update(segment: Segment, recipe: Recipe, target: Target) -> tuple[Laun
 def lower_accumulate(segment: Segment, recipe: Recipe, target: Target) -> tuple[Launch, ...]:
     """Gradients to what is held, and what is held to the gradients; "add" follows ``args``."""
     pairs = ((Memory.GRADS, Memory.HELD), (Memory.HELD, Memory.GRADS))
-    return _sums(segment, target, pairs)
+    return _sums(segment, recipe, target, pairs)
 
 
-def lower_receive(segment: Segment, target: Target) -> tuple[Launch, ...]:
+def lower_receive(segment: Segment, recipe: Recipe, target: Target) -> tuple[Launch, ...]:
     """What was received to the gradients; "add" follows ``args``."""
-    return _sums(segment, target, ((Memory.RECEIVED, Memory.GRADS),))
+    return _sums(segment, recipe, target, ((Memory.RECEIVED, Memory.GRADS),))
 
 
 def _sums(
-    segment: Segment, target: Target, pairs: tuple[tuple[Memory, Memory], ...]
+    segment: Segment, recipe: Recipe, target: Target, pairs: tuple[tuple[Memory, Memory], ...]
 ) -> tuple[Launch, ...]:
     """From one flat buffer to another; none where nothing is trained."""
     n = segment.num_trained
