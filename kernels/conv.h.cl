@@ -23,3 +23,9 @@
 #endif
 
 #define BLOCKS(channels, tile) (((channels) + (tile) - 1) / (tile))
+
+// a / b rounded up, for b > 0.
+inline int ceil_div(const int a, const int b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
+
+// a / b rounded down, for b > 0.
+inline int floor_div(const int a, const int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }

@@ -35,12 +35,6 @@
 
 #define LAST_VECTOR ((OL - 1) / VW * VW)
 
-// a / b rounded up, for b > 0.
-inline int ceil_div(const int a, const int b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
-
-// a / b rounded down, for b > 0.
-inline int floor_div(const int a, const int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
-
 // Places first, first + S, ... of a row; zero outside [0, width).
 inline floatv load_masked(__global const float *row, const int first, const int width) {
   return select((floatv)0, load_strided(row, first, S, L), in_row(first, S, width));

@@ -58,7 +58,8 @@ class Bench:
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, hyper: Hyper) -> Bench:
-        """With random examples."""
+        """With random examples, and a recipe that allows what ``hyper`` asks for."""
+        recipe = replace(recipe, proximal=hyper.proximal_mu != 0)
         x, _ = examples(model, EXAMPLES)
         g = np.random.default_rng(1)
         y = recipe.loss.random_labels(model.output_shape, EXAMPLES, g)

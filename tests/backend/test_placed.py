@@ -31,8 +31,7 @@ CLIPPED = replace(HYPERS["sgd"], clip_norm=0.05, proximal_mu=0.3)
 
 
 def small(recipe: Recipe | None = None, hyper: Hyper = CLIPPED) -> Bench:
-    recipe = replace(recipe or Recipe(), proximal=hyper.proximal_mu != 0)
-    return Bench.of(small_net(), recipe, hyper)
+    return Bench.of(small_net(), recipe or Recipe(), hyper)
 
 
 def layouts(device: Device, other: Device) -> dict[str, Layout]:

@@ -21,7 +21,16 @@ from client.errors import DeviceError
 
 log = logging.getLogger(__name__)
 
-_CONVOLUTIONS = ("conv", "conv1d", "conv1x1", "conv_flat", "conv_halved", "depthwise")
+_CONVOLUTIONS = (
+    "conv",
+    "conv1d",
+    "conv1x1",
+    "conv_batch",
+    "conv_channels",
+    "conv_flat",
+    "conv_halved",
+    "depthwise",
+)
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "dropout": ("common.h", "random.h"),

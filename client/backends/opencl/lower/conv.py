@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from client.backends.opencl.launch import Define, Memory, Symbol
-from client.backends.opencl.lower import conv1d, depthwise, flat, partial
+from client.backends.opencl.lower import conv1d, depthwise, flat, interleaved, partial
 from client.backends.opencl.lower.graph import Node
 from client.backends.opencl.lower.lowering import InputGrad, Lowering
 from client.backends.opencl.lower.partial import choice
 from client.backends.opencl.tiles import Tile
-from client.model.layers import Conv
 
 ZERO_MARGIN = 64
 """As in conv.cl: zeros before column 0 of the row of zeros, and as many after its end."""
@@ -22,7 +21,8 @@ def forward(node: Node, low: Lowering) -> None:
     """y = conv(x, w) + b, perhaps with a ReLU."""
     rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
     if rows is not None:
-        conv1d.forward(node, low, rows)
+        along = interleaved if interleaved.along_batch(rows, low) else conv1d
+        along.forward(node, low, rows)
         return
     if images is not None and images.width < low.target.vector:
         depthwise.forward(node, low, images)
@@ -32,7 +32,7 @@ def forward(node: Node, low: Lowering) -> None:
         flat.forward(node, low, flattened)
         return
     args, defines = partial.forward_operands(node, low)
-    shape = _shape(node, low)
+    shape = partial.shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["OG"]), int(shape["OH"])
     columns = -(-int(shape["OW"]) // low.target.vector)
     t = _tile("conv_forward", shape, channels, height, low)
@@ -69,7 +69,9 @@ def backward(node: Node, low: Lowering) -> None:
 def _weight_grad(node: Node, low: Lowering) -> None:
     rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
     flattened = flat.chosen(node, low)
-    if rows is not None:
+    if interleaved.along_channels(node, low):
+        interleaved.weight_grad(node, low)
+    elif rows is not None:
         conv1d.weight_grad(node, low, rows)
     elif images is not None:
         depthwise.weight_grad(node, low, images)
@@ -83,7 +85,8 @@ def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
     rows, images = conv1d.rows_of(node, low), depthwise.images_of(node, low)
     flattened = flat.of_node(node, low)
     if rows is not None and rows.stride == 1:
-        conv1d.input_grad(node, low, rows, dx)
+        along = interleaved if interleaved.along_batch(rows.turned, low) else conv1d
+        along.input_grad(node, low, rows, dx)
     elif rows is None and images is not None and images.width < low.target.vector:
         depthwise.input_grad(node, low, images, dx)
     elif flattened is not None and flattened.halves(low.target.vector):
@@ -95,7 +98,7 @@ def _input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
 
 
 def _direct_weight_grad(node: Node, low: Lowering) -> None:
-    shape = _shape(node, low)
+    shape = partial.shape(node, low)
     outputs, inputs, rows, taps = (int(shape[k]) for k in ("OG", "CG", "KH", "KW"))
     across = min(taps, MOST_ACROSS)  # taps of a row in one work-item
     sums = max(1, low.target.accumulators // across)
@@ -116,7 +119,7 @@ def _direct_weight_grad(node: Node, low: Lowering) -> None:
 
 def _direct_input_grad(node: Node, low: Lowering, dx: InputGrad) -> None:
     args, defines = partial.input_grad_operands(node, low, dx)
-    shape = _shape(node, low)
+    shape = partial.shape(node, low)
     groups, channels, height = int(shape["GROUPS"]), int(shape["CG"]), int(shape["H"])
     columns = -(-int(shape["W"]) // low.target.vector)
     t = _tile("conv_dgrad", shape, channels, height, low)
@@ -145,18 +148,3 @@ def _tile(kernel: str, shape: dict[str, Define], channels: int, rows: int, low: 
     """Channels x rows, in two thirds of the registers for sums: the others hold rows and masks."""
     sums = low.target.accumulators * 2 // 3
     return low.tile(choice(kernel, shape), channels, rows, sums, row_load=0.5)
-
-
-def _shape(node: Node, low: Lowering) -> dict[str, Define]:
-    layer = node.op.layer
-    assert isinstance(layer, Conv)
-    tensors = low.graph.segment.model.tensors
-    x = tensors[node.op.inputs[0]]
-    (c, h, w), window = layer.image(x), layer.window(x)
-    (oh, ow), (top, _, left, _) = window.output(h, w), window.pads
-    (kh, kw), (sh, sw), (dh, dw) = window.kernel, window.stride, window.dilation
-    return {
-        "GROUPS": layer.groups, "CG": c // layer.groups, "OG": layer.out_channels // layer.groups,
-        "H": h, "W": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
-        "SH": sh, "SW": sw, "DH": dh, "DW": dw, "PT": top, "PL": left,
-    }  # fmt: skip
