@@ -387,6 +387,36 @@ CASES = (
         33,
     ),
     Case(
+        "conv_batch",
+        sequence(17, 10),
+        (
+            conv1d(33, 9, padding="same"),
+            "relu",
+            {"type": "residual", "body": [conv1d(33, 5, padding=4, dilation=2), "relu"]},
+            conv1d(28, 3, padding=1),
+            "relu",
+            conv1d(18, 6, padding=3, stride=2, groups=2),
+            *END_1D,
+        ),
+        13,
+    ),
+    Case(
+        "conv_channels",
+        image(5, 6, 5),
+        (
+            conv(50, 1),
+            "relu",
+            conv(40, [3, 2], padding=[2, 1], stride=[1, 2]),
+            "relu",
+            conv(50, 2, padding=1, stride=2, dilation=[2, 1], bias=False),
+            "relu",
+            conv(7, 1),
+            "flatten",
+            linear(5),
+        ),
+        5,
+    ),
+    Case(
         "conv1d_groups",
         sequence(4, 37),
         (

@@ -34,6 +34,8 @@ FAMILIES = (
     ("conv_flat", "conv_halved", "conv_halved_odd"),
     ("conv_depthwise", "depthwise_small", "depthwise_rest"),
     ("conv1d_plain", "conv1d_causal_long", "conv1d_stride_long", "conv1d_groups"),
+    ("conv_batch",),
+    ("conv_channels",),
     ("maxpool_overlap", "maxpool_gaps"),
     ("avgpool",),
     ("concat",),
@@ -92,7 +94,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 def kernels(case: Case, target: Target) -> set[tuple[str, str]]:
     """(kernel, kind of variant) of all that a case launches."""
-    launches = plan_segment(case.model.whole, case.batch + 3, target, case.recipe).launches
+    launches = plan_segment(case.model.whole, case.batch + 3, target, case.recipe()).launches
     return {(launch.kernel, re.sub(r"\d+", "#", launch.variant)) for launch in launches}
 
 

@@ -52,7 +52,7 @@ def linear(features: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "launches"),
-    [("mlp", 11), ("lenet5", 22), ("femnist_cnn", 18), ("resnet8", 64), ("resnet20", 156)],
+    [("mlp", 11), ("lenet5", 22), ("femnist_cnn", 18), ("resnet8", 66), ("resnet20", 162)],
 )
 def test_launches_of_a_step(name: str, launches: int) -> None:
     model = load_model(Path(name))
