@@ -10,7 +10,7 @@ import pytest
 
 from client import trainer
 from client.backends.numpy.device import NumpyDevice
-from client.backends.recipe import Hyper
+from client.backends.recipe import Hyper, Recipe
 from client.model import initialise
 from client.placed import Placed, Site, place
 from client.placement.course import Fixed, Piloted
@@ -26,6 +26,7 @@ LONG = 10_000.0
 TASK = Task(
     round=4, seed=9, partition="node-1", local_epochs=2, batch=8, hyper=Hyper(lr=0.1, momentum=0.9)
 )
+PROXIMAL = Recipe(proximal=True)
 START = initialise(fakes.model(), seed=1)
 
 
@@ -172,7 +173,7 @@ def device() -> NumpyDevice:
 
 
 def whole(device: NumpyDevice, n: int = 20) -> Placed:
-    program = device.compile(fakes.model().whole, 8)
+    program = device.compile(fakes.model().whole, 8, PROXIMAL)
     layout = Layout.whole(device.info.key, program.segment.stop)
     return place(layout, [Site(device, program, device.load(*fakes.examples(n)))])
 
@@ -182,7 +183,9 @@ def cut(device: NumpyDevice, n: int = 20) -> Placed:
     layout = Layout.cut([key, key], [2, blocks])
     data = device.load(*fakes.examples(n))
     model = fakes.model()
-    sites = [Site(device, device.compile(p.segment(model), 8), data) for p in layout.parts]
+    sites = [
+        Site(device, device.compile(p.segment(model), 8, PROXIMAL), data) for p in layout.parts
+    ]
     return place(layout, sites)
 
 

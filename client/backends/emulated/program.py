@@ -95,6 +95,7 @@ class EmulatedProgram(Program):
         if self._next_sample is not None or count > self.capacity:
             super().step(start, count, hyper)
             return
+        self._check_proximal(hyper)
         nbytes = self._gather_nbytes(start, count)
         self._between_slices, self._sample = False, None
         pieces = (_gather(count), _forward(count, True), _loss(count), _backward(count))
@@ -149,11 +150,13 @@ class EmulatedProgram(Program):
         self._between_slices = not last
 
     def update(self, hyper: Hyper, norm: float | None = None) -> None:
+        self._check_proximal(hyper)
         update = self._inner.update
         self._enqueue(lambda: update(hyper, norm), _update(hyper, norm), "update")
         self._end_sample()
 
     def grad_squares(self, hyper: Hyper) -> float:
+        self._check_proximal(hyper)
         squares: float = self._wait(
             lambda: self._inner.grad_squares(hyper), "grad_squares", "update", down=1
         )
