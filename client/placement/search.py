@@ -86,6 +86,11 @@ class _Chain:
         if limits.energy_j is not None:
             self._most.append(limits.energy_j / steps)
         self._covers = [[covers_update(costs, p, q) for q in self._all] for p in self._all]
+        self._in_caller = [i for i in numbers if not self._all[i].queued]
+        self._to_come = [  # by block and processor: seconds of the later blocks' updates
+            [sum(cost.update_s for cost in p.blocks[b + 1 :]) for p in self._all]
+            for b in range(self._blocks)
+        ]
         self._most.append(inf)
         self._width = len(self._most)
         self.exact = True
@@ -155,7 +160,12 @@ class _Chain:
         if self._measures_energy:
             costs[:, at] = busy_s * (self._all[p].power_w or 0.0)
         costs += labels.costs
-        costs[:, -1] = -left_s
+        # what can no longer make a difference is made equal, so that the chain's time alone counts:
+        # own time that later updates cannot bring beyond the chain's, cover for more than they take
+        for at, q in enumerate(self._own, 1):
+            costs[:, at] = np.maximum(costs[:, at], costs[:, 0] - self._to_come[block][q])
+        in_caller_s = max((self._to_come[block][q] for q in self._in_caller), default=0.0)
+        costs[:, -1] = -np.minimum(left_s, in_caller_s)
         column = np.full((len(labels.devices), 1), p, np.int8)
         return _Labels(costs, np.concatenate([labels.devices, column], axis=1))
 

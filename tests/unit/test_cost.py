@@ -10,7 +10,7 @@ import pytest
 from client.backends.figures import Command, Part
 from client.backends.recipe import Recipe
 from client.model import Model, build_model, load_model
-from client.placement import steps
+from client.placement import planner, steps
 from client.placement.calibrate import calibrate, fit
 from client.placement.cost import Affine, Costs, SampledStep, TimedSteps
 from client.placement.estimate import affine, bandwidth, estimate, seconds, speed
@@ -75,12 +75,15 @@ def test_frozen_layers_cost_no_backward_and_no_update() -> None:
     assert [b.gradient for b in boundaries] == [True, False, False]
 
 
-@pytest.mark.parametrize("name", ["resnet8", "char_lstm", "squeezenet_cifar", "mobilenet_v1_025"])
-def test_every_block_of_a_shipped_model_has_finite_costs(name: str) -> None:
+@pytest.mark.parametrize("name", ["resnet8", "char_lstm", "squeezenet_cifar", "mobilenet_v2_cifar"])
+def test_every_block_of_a_shipped_model_has_finite_costs_and_the_best_cut_is_found(
+    name: str,
+) -> None:
     costs = estimate(BOTH, load_model(Path(name)), BATCH)
     for p in costs.processors:
         assert all(b.forward.fixed_s >= 0 and b.backward.row_s >= 0 for b in p.blocks)
         assert 0 < line_sum(costs, p.key, BATCH) < 10
+    assert planner.rank(costs).exact
 
 
 # -- the roofline -----------------------------------------------------------------------------
