@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from client.backends.opencl.joined import Joined, Variant, join
 from client.backends.recipe import Hyper
 from client.errors import DeviceError
 from tests.backend.harness import Subject, examples, network
@@ -49,7 +51,7 @@ def train() -> np.ndarray:
 def test_programs_are_kept_and_found(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = train()
     files = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert len(files) > 3
+    assert files
     assert not [path for path in files if path.suffix != ".bin"], "nothing half-written stays"
     np.testing.assert_array_equal(train(), first)
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == files
@@ -127,3 +129,54 @@ def test_what_does_not_build_is_explained(folder: Path) -> None:
     assert "\n" not in str(caught.value)
     assert "error" in str(caught.value).lower(), "the compiler's log is there"
     device.close()
+
+
+def wanted(width: int) -> list[Variant]:
+    """Kernels that share names of functions, types and macros."""
+    batch = [("ACROSS", across) for across in (0, 1)]
+    moments = [Variant("batchnorm", "batch_moments", (define, ("VW", width))) for define in batch]
+    return [
+        *moments,
+        Variant("batchnorm", "batch_moments", (("ACROSS", 0), ("VW", 2 * width))),
+        Variant("reduce", "sum_partials", (("VW", width),)),
+    ]
+
+
+def test_variants_are_one_program(folder: Path) -> None:
+    device = open_device()
+    device.programs.build(wanted(4))
+    device.programs.save()
+    assert len(list(folder.iterdir())) == 1
+    built = {device.programs.kernel(v).function_name for v in wanted(4)}
+    assert len(built) == len(wanted(4)), "each has a name of its own"
+    first = device.programs.kernel(wanted(4)[0])
+    named = set(first.program.kernel_names.split(";"))
+    assert named == built, "and nothing else was built"
+    device.programs.build(wanted(4))
+    device.programs.save()
+    assert len(list(folder.iterdir())) == 1, "they are known"
+    device.close()
+
+
+def test_a_variant_that_does_not_build_is_named(folder: Path) -> None:
+    device = open_device()
+    bad = Variant("loss", "cross_entropy", (("VW", 3),))
+    with pytest.raises(DeviceError, match=r"kernels/loss\.cl .*-DVW=3.*"):
+        device.programs.build([*wanted(4), bad])
+    device.close()
+
+
+def test_variants_that_fail_together_are_built_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = train()
+
+    def broken(variants: Iterable[Variant]) -> Joined:
+        whole = join(variants)
+        return replace(whole, text=f"{whole.text}\n#error this compiler does not like it\n")
+
+    monkeypatch.setattr("client.backends.opencl.program_cache.join", broken)
+    np.testing.assert_array_equal(train(), first)
+    (said,) = caplog.records
+    assert "one by one" in said.message
+    assert "does not like it" in said.message

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from client.model import Model, load_model
 from tests.backend.harness import Subject, examples, network
 from tests.backend.opencl_devices import open_device
 from tests.backend.test_program import small_net
+
+if TYPE_CHECKING:
+    from client.backends.opencl.device import OpenCLDevice
 
 HYPER = Hyper(lr=0.05, momentum=0.9)
 BATCH, EXAMPLES = 6, 75
@@ -258,6 +261,11 @@ def test_another_data_set_makes_no_kernels(model: Model, monkeypatch: pytest.Mon
     device.close()
 
 
+def programs(device: OpenCLDevice) -> tuple[object, ...]:
+    """All that was built."""
+    return dict(device.programs._programs), dict(device.programs._joined)
+
+
 def test_everything_is_given_back(model: Model) -> None:
     device = open_device()
     before = device.allocator.free_nbytes
@@ -278,7 +286,7 @@ def test_a_split_step_moves_and_holds_what_it_must(model: Model) -> None:
     subject = Subject(device, model, BATCH, *examples(model, EXAMPLES))
     subject.gradients(BATCH)
     planned = subject.program.nbytes
-    before, built = replace(device.traffic), dict(device.programs._programs)
+    before, built = replace(device.traffic), programs(device)
     subject.program.add_grads(subject.program.take_grads())
     subject.program.update(HYPER)
     subject.program.put_values(subject.program.download())
@@ -286,7 +294,7 @@ def test_a_split_step_moves_and_holds_what_it_must(model: Model) -> None:
     assert moved.upload_nbytes == moved.download_nbytes == 2 * 4 * model.num_params
     assert planned + 4 * model.num_params <= subject.program.nbytes < planned + 5 * model.num_params
     assert everything - device.allocator.free_nbytes == subject.program.nbytes + subject.data.nbytes
-    assert device.programs._programs == built
+    assert programs(device) == built
     subject.release()
     assert device.allocator.free_nbytes == everything
     device.close()
@@ -296,11 +304,11 @@ def test_the_last_batch_compiles_nothing(model: Model) -> None:
     device = open_device()
     subject = Subject(device, model, BATCH, *examples(model, EXAMPLES))
     subject.program.step(0, BATCH, HYPER)
-    built = dict(device.programs._programs)
+    built = programs(device)
     for count in range(1, BATCH):
         subject.program.step(0, count, HYPER)
         subject.program.forward(count, training=False)
-    assert device.programs._programs == built
+    assert programs(device) == built
     device.close()
 
 

@@ -9,6 +9,7 @@ import pyopencl as cl
 
 from client.backends.figures import COPY_SIZES, Peaks
 from client.backends.opencl.calls import errors_as_ours
+from client.backends.opencl.joined import Variant
 
 if TYPE_CHECKING:
     from client.backends.opencl.device import OpenCLDevice
@@ -33,7 +34,7 @@ def measure(device: OpenCLDevice) -> Peaks:
 def _arithmetic(device: OpenCLDevice) -> float:
     width, num_items = device.target.vector, items(device)
     defines = (("CHAINS", CHAINS), ("VW", width))
-    kernel = cl.Kernel(device.programs.get("peak", defines), "multiply_adds")
+    kernel = device.programs.kernel(Variant("peak", "multiply_adds", defines))
     result = device.allocator.make(4 * num_items, "peak")
     try:
         rounds = 64
@@ -53,7 +54,7 @@ def _copies(device: OpenCLDevice) -> tuple[tuple[int, float], ...]:
     limits, free = device.allocator.limits, device.allocator.free_nbytes
     largest = min(limits.max_alloc_nbytes, free // 4)
     sizes = [n for n in COPY_SIZES if n <= largest]
-    kernel = cl.Kernel(device.programs.get("peak", (("VW", width),)), "copy_vectors")
+    kernel = device.programs.kernel(Variant("peak", "copy_vectors", (("VW", width),)))
     buffers: list[cl.Buffer] = []
     try:
         for _ in range(2):

@@ -18,6 +18,7 @@ from client.backends.opencl.lower.optimizer import (
     flat_elements,
     lower_accumulate,
     lower_clip,
+    lower_receive,
     lower_update,
 )
 from client.backends.opencl.memory import Arena, Gradients, live_ranges, plan_arena
@@ -28,6 +29,9 @@ from client.model.losses import CrossEntropy
 
 MOST_NBYTES = 4 * (2**31 - 1)
 """Kernels number the elements of a buffer in 32 bits."""
+
+_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32))
+"""Of data sets: what examples are gathered from."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,13 @@ class SegmentPlan:
     def launches(self) -> tuple[Launch, ...]:
         """Of a step, but for ``gather``, which depends on the data, ``clip`` and ``accumulate``."""
         return (*self.forward, *self.loss, *self.backward, *self.update)
+
+    @property
+    def all_launches(self) -> tuple[Launch, ...]:
+        """All that a program may enqueue."""
+        gathers = [launch for dtype in _DTYPES for launch in gather_launches(self, dtype)]
+        receive = lower_receive(self.segment, self.target)
+        return (*gathers, *self.launches, *self.clip, *self.accumulate, *receive)
 
     @property
     def step_launches(self) -> int:

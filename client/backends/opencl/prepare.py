@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyopencl as cl
 
+from client.backends.opencl.joined import Variant
 from client.backends.opencl.launch import (
     Arg,
     At,
@@ -49,8 +50,7 @@ class Binder:
 
     def prepare(self, launch: Launch, count: int) -> Prepared:
         """``launch`` for a batch of ``count`` rows."""
-        program = self.programs.get(launch.source, launch.defines)
-        kernel = cl.Kernel(program, launch.kernel)
+        kernel = self.programs.kernel(Variant.of(launch))
         values = [value for arg in launch.args for value in self._values(arg, count)]
         for i, value in enumerate(values):
             kernel.set_arg(i, value)

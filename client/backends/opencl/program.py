@@ -15,6 +15,7 @@ from client.backends.opencl.calls import device_error, errors_as_ours
 from client.backends.opencl.data import OpenCLData
 from client.backends.opencl.epoch import Epoch
 from client.backends.opencl.exchange import Exchange
+from client.backends.opencl.joined import Variant
 from client.backends.opencl.launch import Launch, Memory, Slot
 from client.backends.opencl.plan import SegmentPlan
 from client.backends.opencl.prepare import Binder, Prepared
@@ -90,6 +91,8 @@ class OpenCLProgram(Program):
     def _prepare(self, count: int) -> Update:
         """Build everything a step needs, so that a compile error comes now."""
         plan = self._plan
+        with errors_as_ours(self._device.info.name, "building kernels"):
+            self._device.programs.build(Variant.of(launch) for launch in plan.all_launches)
         self._forward[count, True] = self._bind(plan.forward, count, "training")
         self._backward[count] = self._bind(plan.backward, count, "training")
         self._loss[count] = self._bind(plan.loss, count, "training")

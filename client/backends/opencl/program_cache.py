@@ -9,34 +9,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyopencl as cl
 
 import kernels
+from client.backends.opencl.joined import Variant, files_of, join
 from client.backends.opencl.launch import OPTIONS, Define
 from client.cache import write_atomically
 from client.errors import DeviceError
 
 log = logging.getLogger(__name__)
-
-_CONVOLUTIONS = (
-    "conv",
-    "conv1d",
-    "conv1x1",
-    "conv_batch",
-    "conv_channels",
-    "conv_flat",
-    "conv_halved",
-    "depthwise",
-)
-
-HEADERS: Mapping[str, tuple[str, ...]] = {
-    "dropout": ("common.h", "random.h"),
-    **dict.fromkeys(_CONVOLUTIONS, ("common.h", "conv.h")),
-}
-"""Sources that are put before another one; ``common.h`` alone where nothing is said."""
 
 _DIGEST_NBYTES = 16
 
@@ -61,17 +45,38 @@ class ProgramCache:
     ) -> None:
         self._context, self._device, self._key, self._folder = context, device, key, folder
         self._programs: dict[tuple[str, str], cl.Program] = {}
+        self._joined: dict[Variant, tuple[cl.Program, str]] = {}
         self._unsaved: dict[Path, cl.Program] = {}
         self._folder_works = True
+
+    def build(self, variants: Iterable[Variant]) -> None:
+        """Build kernels that are to come in one program: see ``joined``.
+
+        DeviceError with the log where one of them fails.
+        """
+        new = [v for v in dict.fromkeys(variants) if v not in self._joined]
+        if new:
+            self._build_together(new)
+
+    def kernel(self, variant: Variant) -> cl.Kernel:
+        """A kernel object of its own, built now unless ``build`` did; DeviceError as there."""
+        if variant in self._joined:
+            program, name = self._joined[variant]
+            return cl.Kernel(program, name)
+        return cl.Kernel(self.get(variant.source, variant.defines), variant.kernel)
 
     def get(self, source: str, defines: tuple[tuple[str, Define], ...]) -> cl.Program:
         """The program of ``kernels/<source>.cl``; DeviceError with the log where it fails."""
         options = " ".join([OPTIONS, *(f"-D{name}={value}" for name, value in defines)])
         if (source, options) not in self._programs:
-            text = "\n".join(
-                kernels.source(name) for name in (*HEADERS.get(source, ("common.h",)), source)
-            )
-            self._programs[source, options] = self._load_or_build(source, text, options)
+            text = "\n".join(map(kernels.source, files_of(source)))
+            try:
+                self._programs[source, options] = self._load_or_build(text, options)
+            except cl.Error as e:
+                raise DeviceError(
+                    f"{self._device.name}: kernels/{source}.cl does not build "
+                    f"with {options}: {_line(e)}"
+                ) from e
         return self._programs[source, options]
 
     def save(self) -> None:
@@ -90,7 +95,18 @@ class ProgramCache:
                 self._say_once(f"{path.parent} cannot be written: {e}")
         self._unsaved.clear()
 
-    def _load_or_build(self, source: str, text: str, options: str) -> cl.Program:
+    def _build_together(self, variants: list[Variant]) -> None:
+        joined = join(variants)
+        try:
+            program = self._load_or_build(joined.text, OPTIONS)
+        except cl.Error as e:
+            for variant in variants:  # which one is it?
+                self.get(variant.source, variant.defines)
+            log.warning("kernels are built one by one: together they fail: %s", _line(e))
+            return
+        self._joined |= {variant: (program, name) for variant, name in joined.names.items()}
+
+    def _load_or_build(self, text: str, options: str) -> cl.Program:
         path = self._path(text, options)
         binary = self._read(path) if path is not None else None
         if binary is not None:
@@ -98,13 +114,7 @@ class ProgramCache:
                 return _build(cl.Program(self._context, [self._device], [binary]), options)
             except cl.Error as e:
                 log.warning("%s: the driver refuses it, building anew: %s", path, _line(e))
-        try:
-            program = _build(cl.Program(self._context, text), options)
-        except cl.Error as e:
-            raise DeviceError(
-                f"{self._device.name}: kernels/{source}.cl does not build "
-                f"with {options}: {_line(e)}"
-            ) from e
+        program = _build(cl.Program(self._context, text), options)
         if path is not None:
             self._unsaved[path] = program
         return program
