@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyopencl as cl
 
+from client.backends.opencl.compiling import Job
 from client.backends.opencl.joined import Variant
 from client.backends.opencl.launch import (
     Arg,
@@ -54,10 +55,20 @@ class Binder:
         values = [value for arg in launch.args for value in self._values(arg, count)]
         for i, value in enumerate(values):
             kernel.set_arg(i, value)
-        limit = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self.device)
-        local = fitted(launch.local, min(limit, self.max_group))
+        local = self._local(launch, kernel)
         size = rounded(launch.items(count), local)
         return Prepared(launch, kernel, size, local, len(values), count)
+
+    def job(self, launch: Launch, name: str, count: int) -> Job:
+        """What compiles the kernel of ``launch``, which is called ``name`` in its program."""
+        values = [value for arg in launch.args for value in self._values(arg, count)]
+        args = (None if isinstance(v, cl.Buffer) else (v.dtype.name, v.item()) for v in values)
+        kernel = self.programs.kernel(Variant.of(launch))
+        return Job(name, self._local(launch, kernel), tuple(args))
+
+    def _local(self, launch: Launch, kernel: cl.Kernel) -> tuple[int, ...]:
+        limit = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self.device)
+        return fitted(launch.local, min(limit, self.max_group))
 
     def _values(self, arg: Arg, count: int) -> tuple[cl.Buffer | np.generic, ...]:
         match arg:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from client.backends.base import DeviceData, Program
 from client.backends.figures import Command, Metrics, Part, Usage
 from client.backends.opencl.calls import device_error, errors_as_ours
+from client.backends.opencl.compiling import CONTENT_FREE, Work, compile_ahead
 from client.backends.opencl.data import OpenCLData
 from client.backends.opencl.epoch import Epoch
 from client.backends.opencl.exchange import Exchange
 from client.backends.opencl.joined import Variant
-from client.backends.opencl.launch import Launch, Memory, Slot
+from client.backends.opencl.launch import OPTIONS, Launch, Memory, Slot
 from client.backends.opencl.plan import SegmentPlan
 from client.backends.opencl.prepare import Binder, Prepared
+from client.backends.opencl.program_cache import Built
 from client.backends.opencl.sampling import Sample
 from client.backends.opencl.update import Update
 from client.backends.opencl.work import describe
@@ -92,7 +94,10 @@ class OpenCLProgram(Program):
         """Build everything a step needs, so that a compile error comes now."""
         plan = self._plan
         with errors_as_ours(self._device.info.name, "building kernels"):
-            self._device.programs.build(Variant.of(launch) for launch in plan.all_launches)
+            launches = {Variant.of(launch): launch for launch in plan.all_launches}
+            built = self._device.programs.build(launches)
+            if built is not None:
+                compile_ahead(self._work(built, launches), built.program, self._device.queue)
         self._forward[count, True] = self._bind(plan.forward, count, "training")
         self._backward[count] = self._bind(plan.backward, count, "training")
         self._loss[count] = self._bind(plan.loss, count, "training")
@@ -105,6 +110,21 @@ class OpenCLProgram(Program):
         )
         self._device.programs.save()
         return update
+
+    def _work(self, built: Built, launches: Mapping[Variant, Launch]) -> Work:
+        """The kernels of a program that was compiled, to be compiled to their end."""
+        names, capacity = built.joined.names, self.capacity
+        return Work(
+            device=self._device.info.key,
+            text=built.joined.text,
+            options=OPTIONS,
+            nbytes=max(self._plan.sizes),
+            jobs=tuple(
+                self._binder.job(launch, names[variant], capacity)
+                for variant, launch in launches.items()
+                if variant in names and launch.source in CONTENT_FREE
+            ),
+        )
 
     def _bind(self, launches: Sequence[Launch], count: int, mode: str) -> list[Prepared]:
         self._check_count(count)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyopencl as cl
 
 import kernels
-from client.backends.opencl.joined import Variant, files_of, join
+from client.backends.opencl.joined import Joined, Variant, files_of, join
 from client.backends.opencl.launch import OPTIONS, Define
 from client.cache import write_atomically
 from client.errors import DeviceError
@@ -31,6 +33,19 @@ def keeps_its_own(device: cl.Device) -> bool:
     PoCL does; and asked for a binary, it compiles every kernel once more, for any work-group.
     """
     return bool(device.platform.name == "Portable Computing Language")
+
+
+READING_S = 0.01
+"""Of each kernel, at most, where PoCL has compiled a program before; compiling one takes 0.02 s and
+more. It does not say which it was."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program, and where each kernel is in it."""
+
+    program: cl.Program
+    joined: Joined
 
 
 class ProgramCache:
@@ -49,14 +64,14 @@ class ProgramCache:
         self._unsaved: dict[Path, cl.Program] = {}
         self._folder_works = True
 
-    def build(self, variants: Iterable[Variant]) -> None:
+    def build(self, variants: Iterable[Variant]) -> Built | None:
         """Build kernels that are to come in one program: see ``joined``.
 
-        DeviceError with the log where one of them fails.
+        The program, where it was compiled now and by a driver that compiles its kernels only when
+        they are launched. DeviceError with the log where a kernel fails.
         """
         new = [v for v in dict.fromkeys(variants) if v not in self._joined]
-        if new:
-            self._build_together(new)
+        return self._build_together(new) if new else None
 
     def kernel(self, variant: Variant) -> cl.Kernel:
         """A kernel object of its own, built now unless ``build`` did; DeviceError as there."""
@@ -95,16 +110,21 @@ class ProgramCache:
                 self._say_once(f"{path.parent} cannot be written: {e}")
         self._unsaved.clear()
 
-    def _build_together(self, variants: list[Variant]) -> None:
+    def _build_together(self, variants: list[Variant]) -> Built | None:
         joined = join(variants)
+        began_s = time.thread_time()  # of this thread alone, whatever else the machine does
         try:
             program = self._load_or_build(joined.text, OPTIONS)
         except cl.Error as e:
             for variant in variants:  # which one is it?
                 self.get(variant.source, variant.defines)
             log.warning("kernels are built one by one: together they fail: %s", _line(e))
-            return
+            return None
         self._joined |= {variant: (program, name) for variant, name in joined.names.items()}
+        was_kept = time.thread_time() - began_s < READING_S * len(joined.names)
+        if was_kept or not keeps_its_own(self._device):
+            return None
+        return Built(program, joined)
 
     def _load_or_build(self, text: str, options: str) -> cl.Program:
         path = self._path(text, options)
