@@ -35,6 +35,8 @@ CONTENT_FREE = (
     "conv",
     "conv1d",
     "conv1x1",
+    "conv_batch",
+    "conv_channels",
     "conv_flat",
     "conv_halved",
     "depthwise",

@@ -65,7 +65,7 @@ class SegmentPlan:
     def all_launches(self) -> tuple[Launch, ...]:
         """All that a program may enqueue."""
         gathers = [launch for dtype in _DTYPES for launch in gather_launches(self, dtype)]
-        receive = lower_receive(self.segment, self.target)
+        receive = lower_receive(self.segment, self.recipe, self.target)
         return (*gathers, *self.launches, *self.clip, *self.accumulate, *receive)
 
     @property
