@@ -73,7 +73,7 @@ class Pilot:
     def beside(self) -> tuple[Layout, ...]:
         """Layouts that the next round needs beside the kept one."""
         if self._trials is not None:
-            return tuple(k for k in self._trials.layouts if k != self.kept)
+            return tuple(k for k in self._trials.needed if k != self.kept)
         return () if self._advice is None else self._advice.beside
 
     @property
@@ -278,4 +278,6 @@ class Pilot:
                 told.append(f"{name} {of['round_s']:.3f} s ({of['step_s'] * 1e3:.2f} ms a step)")
             elif "first_step_s" in of:
                 told.append(f"{name} (its first step {of['first_step_s'] * 1e3:.2f} ms)")
+            elif layout in trials.ended_early:
+                told.append(f"{name} (expected {of['expected_step_s'] * 1e3:.2f} ms a step)")
         return f"measured a round: {', '.join(told)}"

@@ -48,7 +48,8 @@ class Candidate:
     ``expected_s``: of a step, predicted or seen before; None where nothing is known.
     ``transfer_s``: of a round, beside its steps; None: to be seen here. ``recent``: ``expected_s``
     was seen in the last round, so that it needs no warm-up. ``again``: it trained before, and its
-    warm-up will not be much longer than other steps.
+    warm-up will not be much longer than other steps. ``hopeless``: it is expected to be so much
+    worse than another that it has no turns; for the record.
     """
 
     layout: Layout
@@ -56,6 +57,7 @@ class Candidate:
     transfer_s: float | None = None
     recent: bool = False
     again: bool = False
+    hopeless: bool = False
 
 
 @dataclass
@@ -129,7 +131,9 @@ class Trials:
         spent_s: float = 0.0,
         kept: Layout | None = None,
     ) -> None:
-        self._tried = {c.layout: _Tried(c) for c in candidates}
+        self._tried = {
+            c.layout: _Tried(c, out="so much is known" if c.hopeless else "") for c in candidates
+        }
         self._round_steps = round_steps
         self._budget_steps = budget_steps
         self._spent_s = spent_s
@@ -226,6 +230,12 @@ class Trials:
     def layouts(self) -> tuple[Layout, ...]:
         """Of the candidates."""
         return tuple(self._tried)
+
+    @property
+    def needed(self) -> tuple[Layout, ...]:
+        """The best, and those that will have turns."""
+        running = [layout for layout, t in self._tried.items() if not t.out]
+        return tuple(dict.fromkeys((self.best, *running)))
 
     @property
     def best(self) -> Layout:

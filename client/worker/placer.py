@@ -12,7 +12,7 @@ from client.placement import probe
 from client.placement.layout import Layout
 from client.placement.monitor import MOST_TRIED
 from client.placement.pilot import Pilot, Steps
-from client.placement.trials import MARGIN, Candidate
+from client.placement.trials import FAR, MARGIN, Candidate
 from client.record import Decision, Placement
 from client.trainer import Task, batches
 from client.worker.devices import Devices
@@ -69,12 +69,29 @@ class Placer:
             layout = self._whole(infos[0])
             pilot.settle(layout, Decision("only", f"{why}: {self.describe(layout)}"))
         elif pilot.lost:
-            pilot.plan([Candidate(self._whole(info)) for info in infos], steps)
+            pilot.plan(self._candidates(infos, batch), steps)
         elif self._experiment.devices.placement == "auto" and pilot.idle:
             began_s = time.perf_counter()
             self._propose(pilot, steps, batch)
             pilot.spend(time.perf_counter() - began_s)
         return pilot.wanted
+
+    def _candidates(self, infos: Sequence[DeviceInfo], batch: int) -> list[Candidate]:
+        """Every device with the whole network; those that are known to be far worse without turns.
+
+        However uncertain what is known of both.
+        """
+        layouts = [self._whole(info) for info in infos]
+        for info in infos:
+            self.knowledge.find_profile(info)
+        known = self.knowledge.expected(layouts, batch)
+        if len(known) < len(layouts):
+            return [Candidate(layout) for layout in layouts]
+        most_s = FAR * min(step_s * (1 + uncertain) for step_s, uncertain in known.values())
+        return [
+            Candidate(layout, step_s, hopeless=step_s / (1 + uncertain) > most_s)
+            for layout, (step_s, uncertain) in known.items()
+        ]
 
     def _propose(self, pilot: Pilot, steps: Steps, batch: int) -> None:
         """Once after each of a node's trials: cuts and splits that are predicted to be better.
@@ -108,7 +125,7 @@ class Placer:
     def _profiled(self, infos: Sequence[DeviceInfo], pilot: Pilot) -> bool:
         """Whether all have a profile, measured now if the nodes' budgets have room for it."""
         devices = [self._devices.open(info) for info in infos]
-        missing = [device for device in devices if not self.knowledge.profiled(device)]
+        missing = [d for d in devices if not self.knowledge.find_profile(d.info)]
         if len(missing) * probe.QUICK_S > pilot.room_s * max(1, len(self._proposed)):
             return False
         for device in missing:

@@ -14,8 +14,10 @@ from client.backends import on_backend
 from client.backends.recipe import Hyper
 from client.errors import ConfigError, DeviceError, MismatchError
 from client.model import initialise
+from client.placement import probe
 from client.placement.layout import Layout
 from client.placement.planner import Prediction
+from client.placement.profile import Copy, Gemm, Link, ProcessorProfile
 from client.record import Decision, NodeRecord, PlacedLayout, PlacedPart, Placement
 from client.timing import RoundClock
 from client.trainer import Outcome, Task
@@ -314,3 +316,53 @@ def test_planning_is_timed(tmp_path: Path, two: tuple[Fake, Fake]) -> None:
     assert record.decision is not None
     assert record.decision.kind == "plan"
     assert record.decision.numbers["excess_s"] == 2 * (2.0 - 1.0)  # beta's warm-up, first group
+
+
+def test_what_other_nodes_saw_spares_a_node_hopeless_turns(
+    tmp_path: Path, two: tuple[Fake, Fake]
+) -> None:
+    _, beta = two
+    beta.step_s = 20.0
+    s = session(tmp_path)
+    a_round(s)  # beta has a warm-up
+    before = beta.calls["step"]
+    _, record = s.train(replace(TASK, partition="node-1"), None, START, None, RoundClock())
+    assert beta.calls["step"] == before
+    assert record.placement is not None
+    assert len(record.placement.layouts) == 1
+    assert record.reason == (
+        "measured a round: alpha 8.000 s (1000.00 ms a step), beta (expected 10000.00 ms a step)"
+    )
+    assert record.measured["beta"] == {"expected_step_s": 10.0}
+
+
+def test_complete_profiles_spare_hopeless_turns_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: tuple[Fake, Fake]
+) -> None:
+    """A profile that says next to nothing is not taken for more: see the uncertainties."""
+    alpha, beta = two
+
+    def profile(fake: Fake, flops_per_s: float) -> ProcessorProfile:
+        info = fake.devices()[0]
+        link = Link(1e-6, 1e9, 1e-6, 1e9)
+        return ProcessorProfile(
+            key=info.key,
+            backend=info.backend,
+            name=info.name,
+            kind=info.kind,
+            driver=info.driver,
+            threads=info.compute_units,
+            memory_nbytes=0,
+            shared_memory=False,
+            gemms=(Gemm(32, 32, 32, flops_per_s),),
+            copies=(Copy(2**16, flops_per_s),),
+            launch_s=1e3 / flops_per_s,
+            links={"pageable": link},
+            link_used="pageable",
+        )
+
+    for slower, tried in ((2.0, True), (1000.0, False)):
+        probe.keep(probe.dated([profile(alpha, 1e9), profile(beta, 1e9 / slower)]))
+        before = beta.calls["step"]
+        a_round(session(tmp_path))
+        assert (beta.calls["step"] > before) == tried
