@@ -88,10 +88,11 @@ class _Tried:
 
     @property
     def expected_s(self) -> float | None:
-        """The least that is known of a step, or to be expected after the warm-up."""
-        cold_s = None if self.warm_up_s is None else self.warm_up_s / COLD
-        known = (*self.groups, cold_s, self.candidate.expected_s)
-        return min((s for s in known if s is not None), default=None)
+        """The least that a step took here, else what is to be expected after the warm-up, else
+        before it."""
+        if self.groups:
+            return min(self.groups)
+        return self.candidate.expected_s if self.warm_up_s is None else self.warm_up_s / COLD
 
     @property
     def transfer_s(self) -> float:
