@@ -18,6 +18,10 @@ from client.record import Decision
 DRIFT = 0.25
 """So much slower than when it was chosen, a layout is held against others again."""
 
+FALLS, RISES = 0.5, 0.1
+"""Of the difference, so much is taken over into what is expected of the kept layout, where a round
+was faster, or slower but no drift: a machine may have had other work at first."""
+
 MOST_TRIED = 2
 """Layouts that are tried beside the kept one at a time."""
 
@@ -42,6 +46,8 @@ class _Known:
 
     ``best_s``: the least that it ever took; before it ran, what is predicted. ``due``: the round in
     which it may be tried again, and after ``wait`` more the next time. ``ran``: it was measured.
+    ``times``: of what the kept layout took at the same time; if that takes less now, on a calmer
+    machine, so will this one.
     """
 
     step_s: float
@@ -49,6 +55,11 @@ class _Known:
     due: int
     wait: int = 1
     ran: bool = False
+    times: float | None = None
+
+    def believed_s(self, expected_s: float) -> float:
+        """Of a step now, where the kept layout should take so long."""
+        return self.step_s if self.times is None else min(self.step_s, self.times * expected_s)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ class Advice:
 class Monitor:
     """See the module; of one node. ``describe`` names a layout in a sentence.
 
-    ``expected_s``: of a step of the kept layout in the first round after it was chosen; None until
+    ``expected_s``: of a step of the kept layout, by the rounds since it was chosen; None until
     then.
     """
 
@@ -85,12 +96,16 @@ class Monitor:
         """Of a step of the kept layout, in the last round."""
         return self._seen_s
 
-    def learn(self, predicted: Mapping[Layout, float]) -> None:
-        """What others are predicted to take, of those that were never measured."""
-        for layout, step_s in predicted.items():
+    def learn(self, others: Mapping[Layout, float]) -> None:
+        """What other layouts are predicted to take, or took beside the kept one if that is among
+        them; nothing new of those that are known."""
+        kept_s = others.get(self.kept)
+        for layout, step_s in others.items():
             if layout != self.kept and layout not in self._others:
                 due = self._round + SECOND_LOOK
-                self._others[layout] = _Known(step_s, step_s, due, SECOND_LOOK)
+                times = None if kept_s is None else step_s / kept_s
+                known = _Known(step_s, step_s, due, SECOND_LOOK, times=times)
+                self._others[layout] = known
 
     def knows(self, layout: Layout) -> bool:
         """Whether it is kept, or anything is known of it."""
@@ -111,7 +126,10 @@ class Monitor:
         self._seen_s = step_s
         if self.expected_s is None:
             self.expected_s = step_s
-            self._best_s = min(self._best_s, step_s)
+        elif step_s <= (1 + DRIFT) * self.expected_s:
+            part = FALLS if step_s < self.expected_s else RISES
+            self.expected_s += part * (step_s - self.expected_s)
+        self._best_s = min(self._best_s, self.expected_s)
 
     def tried(
         self,
@@ -127,6 +145,8 @@ class Monitor:
         """
         before = self.kept
         if best != before:
+            for other in self._others.values():
+                other.times = None
             old_s = measured.get(before, self._seen_s)
             if old_s is not None:
                 best_s, due = min(old_s, self._best_s), self._round + 3
@@ -137,9 +157,13 @@ class Monitor:
         slow = now_s is not None and expected_s is not None and now_s > (1 + DRIFT) * expected_s
         if best != before or slow:  # what it takes in a round is seen in this one
             self.expected_s = None
+        kept_s = measured.get(best)
         for layout in others:
             if layout in self._others and layout != before:
-                self._put_off(self._others[layout], measured.get(layout), excess_s)
+                known = self._others[layout]
+                self._put_off(known, measured.get(layout), excess_s)
+                if layout in measured and kept_s is not None:
+                    known.times = measured[layout] / kept_s
 
     def _put_off(self, known: _Known, step_s: float | None, excess_s: float) -> None:
         """It was tried and did not win."""
@@ -160,12 +184,13 @@ class Monitor:
             return Advice(Decision("keep", f"{self.describe(self.kept)}: nothing was seen yet"))
         numbers = {"step_s": seen_s, "expected_step_s": expected_s}
         drifted = seen_s > (1 + DRIFT) * expected_s
-        better = self._believed_better(seen_s, drifted)
+        better = self._believed_better(seen_s, expected_s, drifted)
         if not better:
             decision = Decision("keep", self._kept_because(seen_s, expected_s), numbers)
             return Advice(decision, lost=drifted and not self._others)
         for layout in better:
-            numbers[f"{self.describe(layout)} step_s"] = self._others[layout].step_s
+            believed_s = self._others[layout].believed_s(expected_s)
+            numbers[f"{self.describe(layout)} step_s"] = believed_s
         names = " and ".join(self.describe(layout) for layout in better)
         now = f"{self.describe(self.kept)} takes {_ms(seen_s)} a step"
         if drifted:
@@ -175,14 +200,17 @@ class Monitor:
             why = f"{now}; {names}, which took {_ms(best_s)} once, may do better now"
         return Advice(Decision("try", why, numbers), better)
 
-    def _believed_better(self, seen_s: float, drifted: bool) -> tuple[Layout, ...]:
+    def _believed_better(
+        self, seen_s: float, expected_s: float, drifted: bool
+    ) -> tuple[Layout, ...]:
         """The most promising first: by what they last took if the kept one drifted, or else, when
         their time has come, by the best that they ever did, if that is near."""
         limit_s = (1 - MARGIN) * seen_s
         found = {}
         for layout, known in self._others.items():
-            if drifted and known.step_s < limit_s:
-                found[layout] = known.step_s
+            believed_s = known.believed_s(expected_s)
+            if drifted and believed_s < limit_s:
+                found[layout] = believed_s
             elif known.best_s < RIVAL * seen_s and known.due <= self._round + 1:
                 found[layout] = known.best_s
         return tuple(sorted(found, key=lambda layout: found[layout])[:MOST_TRIED])

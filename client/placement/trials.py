@@ -20,16 +20,18 @@ MAX_STEPS = 4
 """Groups of each candidate that count, and the most steps in one. The other candidates' groups lie
 between, so that a machine that slows down meanwhile slows all of them."""
 
-WARM_UP_STEPS = 1
-"""Before a candidate's first group: caches, pages, clocks."""
+WARM_UPS = 2
+"""Turns of a single step before a candidate's first group: caches, pages, clocks."""
 
 HOPELESS = 10.0
 """A warm-up so many times longer than the best group ends a candidate's trials."""
 
-FAR, WORSE = 3.0, 1.3
-"""So does a group that is ``FAR`` times longer; or where all groups of a candidate, two at least,
-are ``WORSE`` times longer. Not so for a layout that trained before: it must not be left by chance,
-and ends where it is ``FAR`` behind alone."""
+WORSE, FAR = 1.3, 3.0
+"""So does the shortest of its groups, two at least, that is so many times longer; ``FAR`` where it
+is the layout that trained before, which must not be left by chance."""
+
+AGAIN = 1.6
+"""Both warm-ups of a layout that trained before, so many times longer, end its trials."""
 
 COLD = 2.0
 """A warm-up takes some such multiple of the steps that follow, when it comes to affording them."""
@@ -65,26 +67,24 @@ class _Tried:
     """What was seen of a candidate."""
 
     candidate: Candidate
-    warm_up_s: float | None = None
+    warm_ups: list[float] = field(default_factory=list)
     groups: list[float] = field(default_factory=list)  # of a step
     upload_s: float | None = None  # of a round's values
     download_s: float | None = None
     out: str = ""  # why its trials ended early
 
     @property
-    def seen(self) -> list[float]:
-        """What says something of a step: groups; a warm-up of what is warm, or where all is new."""
-        if self.warm_up_s is None or (self.groups and not self.candidate.again):
-            return self.groups
-        return [self.warm_up_s, *self.groups]
-
-    @property
     def ran(self) -> bool:
-        return bool(self.groups) or self.warm
+        return bool(self.groups or self.warm_ups) or self.candidate.recent
 
     @property
     def warm(self) -> bool:
-        return self.candidate.recent or self.warm_up_s is not None
+        return self.candidate.recent or len(self.warm_ups) == WARM_UPS
+
+    @property
+    def warm_up_s(self) -> float | None:
+        """The shorter of its warm-ups."""
+        return min(self.warm_ups, default=None)
 
     @property
     def expected_s(self) -> float | None:
@@ -158,8 +158,7 @@ class Trials:
             tried = self._whose_turn()
             warm_up = not tried.warm
             first = not warm_up and not tried.groups
-            # nothing but a warm-up is known before the first group: it is kept short
-            steps = min(self._left, WARM_UP_STEPS if warm_up or first else self._steps)
+            steps = min(self._left, 1 if warm_up else self._steps)
             if not self._affordable(tried, steps):
                 tried.out = "the budget for trials is spent"
                 continue
@@ -172,17 +171,18 @@ class Trials:
         self._turns.append((turn.layout, turn.steps, seconds))
         self._left -= turn.steps
         if turn.warm_up:
-            tried.warm_up_s = step_s
+            tried.warm_ups.append(step_s)
         else:
             tried.groups.append(step_s)
         best_s = self._reference_s()
-        least_s = min(tried.seen)
+        least_s = min(tried.groups, default=step_s)
         if turn.warm_up:
-            limit = COLD if tried.candidate.again else HOPELESS
-        elif len(tried.seen) < 2 or turn.layout == self._kept:
-            limit = FAR
+            again = tried.candidate.again and tried.warm
+            limit, least_s = AGAIN if again else HOPELESS, min(tried.warm_ups)
+        elif len(tried.groups) < 2:
+            limit = HOPELESS
         else:
-            limit = WORSE
+            limit = FAR if turn.layout == self._kept else WORSE
         if least_s > limit * best_s:
             tried.out = f"{least_s / best_s:.1f} times the best one's time"
 
@@ -190,8 +190,8 @@ class Trials:
         """Of a step: the shortest that was seen of any candidate."""
         tried = self._tried.values()
         seen = [s for t in tried for s in t.groups]
-        seen += [t.warm_up_s for t in tried if t.warm_up_s is not None]
-        recent = [t.candidate.expected_s for t in tried if t.candidate.recent]
+        seen += [s for t in tried for s in t.warm_ups]
+        recent = [t.candidate.expected_s for t in tried if t.candidate.recent and not t.groups]
         return min(seen + [s for s in recent if s is not None])
 
     def transferred(self, layout: Layout, upload_s: float | None, download_s: float | None) -> None:
@@ -311,7 +311,10 @@ class Trials:
     def _whose_turn(self) -> _Tried:
         """Of those with the fewest turns: the last one's, to save a move; else the first."""
         running = [t for t in self._tried.values() if not t.out]
-        turns = {id(t): len(t.groups) + t.warm for t in running}
+        turns = {
+            id(t): len(t.groups) + (WARM_UPS if t.candidate.recent else len(t.warm_ups))
+            for t in running
+        }
         fewest = [t for t in running if turns[id(t)] == min(turns.values())]
         last = self._tried.get(self._turns[-1][0]) if self._turns else None
         return last if last is not None and last in fewest else fewest[0]
@@ -342,9 +345,9 @@ class Trials:
         return enough and apart and one_s < (1 - MARGIN) * kept_s
 
     def _best_step_s(self) -> float | None:
-        known = [t.step_s for t in self._tried.values() if t.step_s is not None]
-        if known:
-            return min(known)
-        return min(
-            (t.expected_s for t in self._tried.values() if t.expected_s is not None), default=None
-        )
+        """By groups, else by warm-ups, else by what is expected."""
+        tried = self._tried.values()
+        groups = [t.step_s for t in tried if t.step_s is not None]
+        warm_ups = [t.warm_up_s for t in tried if t.warm_up_s is not None]
+        expected = [t.expected_s for t in tried if t.expected_s is not None]
+        return min(groups or warm_ups or expected, default=None)

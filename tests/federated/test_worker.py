@@ -466,6 +466,17 @@ def test_a_forced_backend_that_stays_out_is_an_error(
         a_round(session)
 
 
+def test_all_backends_of_a_layout_that_takes_the_worker_down_twice_stay_out(host: Host) -> None:
+    """Which of them it was nobody knows; the reference never is."""
+    lost = supervisor_module._LostError("worker hung", "no sign of life", "alpha+brittle")
+    assert [e.kind for e in host.supervisor._after(lost)] == ["worker hung"]
+    said = host.supervisor._after(lost)
+    assert [e.kind for e in said] == ["worker hung", "backend excluded", "backend excluded"]
+    assert [e.message.split(":")[0] for e in said[1:]] == ["alpha", "brittle"]
+    _, record = a_round(host.session())
+    assert backend(record) == "numpy"
+
+
 # -- ClientApps and brokers that go ------------------------------------------------------------
 
 CLIENT_APP = """
