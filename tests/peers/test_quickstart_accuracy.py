@@ -37,7 +37,12 @@ ONE_POINT = 0.01
 
 @pytest.mark.slow
 def test_final_accuracy_is_within_a_point_of_pytorch() -> None:
-    ours, theirs = accuracies([], SEEDS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine, several wait for each other at each operation
+    try:
+        ours, theirs = accuracies([], SEEDS)
+    finally:
+        torch.set_num_threads(threads)
     assert abs(np.mean(ours) - np.mean(theirs)) <= ONE_POINT, (ours, theirs)
     assert min(theirs) > 0.9, f"the peer itself did not learn: {theirs}"
 
