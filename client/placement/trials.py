@@ -17,8 +17,12 @@ from client.placement.layout import Layout
 
 GROUPS = 3
 MAX_STEPS = 4
-"""Groups of each candidate that count, and the most steps in one. The other candidates' groups lie
-between, so that a machine that slows down meanwhile slows all of them."""
+"""Groups of each candidate that count, and the most steps in one, unless they are short. The other
+candidates' groups lie between, so that a machine that slows down meanwhile slows all of them."""
+
+GROUP_S = 0.02
+"""Groups of short steps last so long where a round has the steps for it: each group is ended by a
+wait, and waking from it is no part of training that enqueues step after step."""
 
 WARM_UPS = 2
 """Turns of a single step before a candidate's first group: caches, pages, clocks."""
@@ -141,7 +145,7 @@ class Trials:
         self._turns: list[tuple[Layout, int, float]] = []
         self._kept = kept
         self._left = 0
-        self._steps = 1
+        self._most_steps = 1
         self.begin_round()
 
     # -- the turns ---------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class Trials:
         """A round begins, with so many steps for trials."""
         self._left = max(1, int(self._round_steps * SHARE_OF_ROUND))
         turns = max(1, len(self._tried) * GROUPS)
-        self._steps = min(MAX_STEPS, max(1, self._left // turns))
+        self._most_steps = max(1, self._left // turns)
 
     def next(self) -> Turn | None:
         """Who is next; None where all is known, or the round's or the budget's share is used."""
@@ -158,7 +162,7 @@ class Trials:
             tried = self._whose_turn()
             warm_up = not tried.warm
             first = not warm_up and not tried.groups
-            steps = min(self._left, 1 if warm_up else self._steps)
+            steps = min(self._left, 1 if warm_up else self._group(tried))
             if not self._affordable(tried, steps):
                 tried.out = "the budget for trials is spent"
                 continue
@@ -318,6 +322,12 @@ class Trials:
         fewest = [t for t in running if turns[id(t)] == min(turns.values())]
         last = self._tried.get(self._turns[-1][0]) if self._turns else None
         return last if last is not None and last in fewest else fewest[0]
+
+    def _group(self, tried: _Tried) -> int:
+        """Steps of its next group."""
+        step_s = tried.expected_s
+        long_enough = math.ceil(GROUP_S / step_s) if step_s else 1
+        return min(self._most_steps, max(MAX_STEPS, long_enough))
 
     def _affordable(self, tried: _Tried, steps: int) -> bool:
         budget_s, best_s = self.budget_s, self._best_step_s()

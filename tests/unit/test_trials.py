@@ -53,6 +53,22 @@ def test_candidates_take_turns_and_the_best_is_found() -> None:
     assert sum(steps for _, steps in turns) == 2 * (1 + 1 + 3 * 4)
 
 
+def test_groups_of_short_steps_last_a_while_where_the_round_has_the_steps() -> None:
+    """After warm-ups of 2 ms a step of 1 ms is expected: 20 of them; then 40 of half a ms."""
+
+    def first_groups(round_steps: int) -> list[int]:
+        trials = Trials([Candidate(A), Candidate(B)], round_steps, budget_steps=LONG)
+        groups = []
+        while (turn := trials.next()) is not None:
+            trials.took(turn, turn.steps * (2e-3 if turn.warm_up else 0.5e-3))
+            groups += [] if turn.warm_up or turn.layout == B else [turn.steps]
+        return groups
+
+    assert first_groups(10_000) == [20, 40, 40]
+    assert first_groups(100)[0] == 50 // 6  # a round's share
+    assert first_groups(40)[0] == 20 // 6
+
+
 def test_a_single_slow_group_does_not_decide() -> None:
     trials = Trials([Candidate(A), Candidate(B)], round_steps=100, budget_steps=LONG)
     slow = iter([9.0, 9.0, 2.5, 1.0, 1.0])  # warm-ups, a first group
