@@ -176,6 +176,7 @@ def _results(device: Device, program: Program, model: Model, draw: int) -> dict[
     data = device.load(x, y)
     order = g.permutation(full + part).astype(np.int32)
     program.begin_epoch(data, order, full, dropout_key=1)
+    program.read_metrics()  # forget what an earlier draw left
     params = segment.values_of(initialise(model, seed=0))
     output = "logits" if segment.is_last else "output"
     result: dict[str, Float32Array] = {}
