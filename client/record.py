@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from client.backends.figures import Traffic
 from client.errors import ConfigError
@@ -110,20 +110,9 @@ def _variants(placement: Placement) -> dict[tuple[int, str, str], str]:
 class Decision:
     """What was decided about the placement of a round, in a sentence, and by which numbers."""
 
-    kind: str  # as DECISIONS has it
+    kind: Literal["only", "recorded", "plan", "keep", "try"]  # see docs/json.md
     reason: str
     numbers: dict[str, float] = field(default_factory=dict)
-
-
-DECISIONS = {
-    "only": "there is no choice: one device, or one that the experiment forces",
-    "recorded": "a recorded round is repeated",
-    "plan": "layouts are predicted, and the best of them timed on batches that count",
-    "keep": "the round before went as expected",
-    "try": "others are timed beside the kept one, since it became slower or an earlier one may "
-    "have recovered",
-}
-"""Kinds of decisions."""
 
 
 @dataclass(frozen=True)

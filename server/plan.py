@@ -51,11 +51,12 @@ class Plan:
 def profile_here(say: Callable[[str], None]) -> DeviceProfile:
     """What is kept of this machine's processors; measured now, and kept, where one is not known."""
     kept = []
-    for name in backends.names():
+    for name in backends.at_hand():
         try:
             infos = backends.get(name).devices()
-        except DeviceError:
-            continue  # the probe says why, and leaves it out as well
+        except DeviceError as e:
+            say(f"left out: {name}: {e}")
+            continue
         kept += [probe.saved(info) for info in infos]
     known = [p for p in kept if p is not None and p.complete]
     if kept and len(known) == len(kept):

@@ -132,11 +132,12 @@ class _Runs:
                     found = self._ready(layout)
                     time.sleep(REST_S)
                     step_s = self._group(found, rows, counts.get(layout, 1))
+                    if group == 0:  # the first warms up, and says how many steps make a group
+                        step_s = self._group(found, rows, 2)
                 except DeviceError as e:
                     self.failed[layout] = str(e)
                     continue
-                if group == 0:  # the first warms up, and says how many steps make a group
-                    step_s = self._group(found, rows, 2)
+                if group == 0:
                     counts[layout] = max(2, min(500, round(GROUP_S / max(step_s, 1e-6))))
                 else:
                     taken[layout].append(step_s)

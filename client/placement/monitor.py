@@ -85,6 +85,7 @@ class Monitor:
     kept: Layout
     describe: Callable[[Layout], str]
     expected_s: float | None = None
+    _chosen_s: float = math.inf  # the first that was expected of it
     _best_s: float = math.inf  # the least that was expected of it
     _seen_s: float | None = None
     _round_s: float = 0.0
@@ -125,10 +126,12 @@ class Monitor:
         self._round += 1
         self._seen_s = step_s
         if self.expected_s is None:
-            self.expected_s = step_s
+            self.expected_s = self._chosen_s = step_s
         elif step_s <= (1 + DRIFT) * self.expected_s:
             part = FALLS if step_s < self.expected_s else RISES
-            self.expected_s += part * (step_s - self.expected_s)
+            new_s = self.expected_s + part * (step_s - self.expected_s)
+            # one that becomes slow little by little is not followed all the way
+            self.expected_s = min(new_s, (1 + DRIFT) * self._chosen_s)
         self._best_s = min(self._best_s, self.expected_s)
 
     def tried(

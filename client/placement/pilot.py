@@ -185,11 +185,7 @@ class Pilot:
         elif self._advice is not None:
             self._decision = self._advice.decision
             if self._advice.beside and self._trials is None:
-                if self.room_s > 0:
-                    self._hold_against(self._advice.beside)
-                else:
-                    reason = f"{self._decision.reason}: not tried, planning has had its share"
-                    self._decision = replace(self._decision, kind="keep", reason=reason)
+                self._hold_against(self._advice.beside)
         elif self._trials is not None:
             self._decision = Decision("plan", "timed on batches that count")
         else:
@@ -237,7 +233,7 @@ class Pilot:
         if self._trials is None and self._monitor is not None and rest_steps:
             step_s = rest_s / rest_steps
             self._monitor.observe(step_s)
-            self._advice = self._monitor.advise(step_s * self._steps.round)
+            self._advice = self._affordable(self._monitor.advise(step_s * self._steps.round))
         reason = self._decision.reason
         if trials is not None:
             reason += f"; {self._told(trials)}"
@@ -247,6 +243,15 @@ class Pilot:
             reason += f"; so {self._describe(layout)}{goes_on}"
         decision = Decision(self._decision.kind, reason, self._decision.numbers | numbers)
         return Ended(decision, moved, measured)
+
+    def _affordable(self, advice: Advice) -> Advice:
+        """Nothing is tried, nor made ready for it, when planning has had its share."""
+        if not advice.beside or self.room_s > 0:
+            return advice
+        reason = f"{advice.decision.reason}: not tried, planning has had its share"
+        return replace(
+            advice, beside=(), decision=replace(advice.decision, kind="keep", reason=reason)
+        )
 
     def _numbers(self, trials: Trials | None) -> dict[str, float]:
         numbers = {"planning_s": self.spent_s, "training_s": self.trained_s}

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from client.placement.layout import Layout
 
 GROUPS = 3
-MAX_STEPS = 4
-"""Groups of each candidate that count, and the most steps in one, unless they are short. The other
-candidates' groups lie between, so that a machine that slows down meanwhile slows all of them."""
+GROUP_STEPS = 4
+"""Groups of each candidate that count, and the steps in one, unless they are short or a round has
+fewer. The other candidates' groups lie between, so that a machine that slows down meanwhile slows
+all of them."""
 
 GROUP_S = 0.02
 """Groups of short steps last so long where a round has the steps for it: each group is ended by a
@@ -327,7 +328,7 @@ class Trials:
         """Steps of its next group."""
         step_s = tried.expected_s
         long_enough = math.ceil(GROUP_S / step_s) if step_s else 1
-        return min(self._most_steps, max(MAX_STEPS, long_enough))
+        return min(self._most_steps, max(GROUP_STEPS, long_enough))
 
     def _affordable(self, tried: _Tried, steps: int) -> bool:
         budget_s, best_s = self.budget_s, self._best_step_s()

@@ -162,7 +162,7 @@ class Session:
                 self._drop(lost)
         with clock.phase("encode"):
             held_out = node.data.held_out
-            assert held_out is not None  # _ready has refused a node without
+            assert held_out is not None  # _load has refused a node without
             return metrics, self._report(record, metrics, len(held_out))
 
     def close(self) -> None:

@@ -95,6 +95,25 @@ def test_heat_that_stays_costs_little_more_than_knowing_it() -> None:
     assert node.now_s < 1.05 * node.oracle_s
 
 
+def test_a_device_that_becomes_slow_little_by_little_is_left() -> None:
+    """By 1% a round, as a phone that warms up: no round differs from the one before."""
+    node = Simulated({GPU: lambda at: 0.001 * 1.01 ** (at // STEPS), CPU: steady(0.0015)}, GPU)
+    node.run(120)
+    assert set(node.rested[:40]) == {GPU}
+    assert set(node.rested[100:]) == {CPU}  # 1.01 ** 100 = 2.7
+    assert node.now_s < 1.15 * node.oracle_s
+
+
+def test_without_room_nothing_is_tried_nor_made_ready() -> None:
+    node = Simulated({GPU: heat(0.001, 3.0, 2 * STEPS, 10**9), CPU: steady(0.001)}, GPU)
+    node.pilot.spend(1e6)
+    for _ in range(10):
+        node.run(1)
+        assert node.pilot.idle
+    assert set(node.rested) == {GPU}
+    assert set(node.kinds) == {"keep"}
+
+
 def test_a_slow_device_that_is_still_the_best_is_kept_and_not_doubted_again() -> None:
     node = Simulated({GPU: heat(0.001, 3.0, 10 * STEPS, 10**9), CPU: steady(0.010)}, GPU)
     node.run(40)
