@@ -26,6 +26,7 @@ from client.placement.calibrate import calibrate
 from client.placement.cost import Costs, SampledStep, TimedSteps
 from client.placement.layout import Layout, Part
 from client.placement.planner import Ranking
+from client.placement.probe import REST_S
 from client.random import generator
 from client.trainer import quiet
 
@@ -35,10 +36,6 @@ HYPER = Hyper(lr=1e-3, momentum=0.9)
 GROUPS = 5
 GROUP_S = 0.08
 """A group's steps last about so long, by the first ones."""
-
-REST_S = 0.15
-"""Before each group: idle threads of a library's pool go on spinning for about so long, and would
-take the cores from the next layout."""
 
 SAMPLES = 3
 MOST_LAYOUTS = 8

@@ -28,6 +28,9 @@ class Recipe:
 
 DEFAULT_RECIPE = Recipe()
 
+OPTIMIZER_STATES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
+"""How many numbers an optimizer keeps for each trained parameter."""
+
 
 @dataclass(frozen=True)
 class Hyper:

@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from client.backends.recipe import Recipe
+from client.backends.recipe import OPTIMIZER_STATES, Recipe
 from client.model.graph import Model, Op
 from client.model.layers import GRU, LSTM, Conv, Flatten, Linear, Shape
 from client.placement.cost import FLOAT_NBYTES
-
-OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
-"""Numbers that an optimizer keeps for each trained parameter."""
 
 
 @dataclass(frozen=True)

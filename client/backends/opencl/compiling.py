@@ -26,24 +26,12 @@ import numpy as np
 import pyopencl as cl
 
 from client.backends.opencl.discover import find
+from client.backends.opencl.joined import CONVOLUTIONS
 from client.children import environment
 
 log = logging.getLogger(__name__)
 
-CONTENT_FREE = (
-    "batchnorm",
-    "conv",
-    "conv1d",
-    "conv1x1",
-    "conv_batch",
-    "conv_channels",
-    "conv_flat",
-    "conv_halved",
-    "depthwise",
-    "gemm",
-    "recurrent",
-    "rownorm",
-)
+CONTENT_FREE = ("batchnorm", *CONVOLUTIONS, "gemm", "recurrent", "rownorm")
 """Sources whose kernels read and write at places that depend on their sizes alone, not on what
 buffers hold; those that take longest to compile are among them."""
 

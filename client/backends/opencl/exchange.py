@@ -10,10 +10,11 @@ import pyopencl as cl
 
 from client.backends.opencl.calls import errors_as_ours
 from client.backends.opencl.launch import Launch, Memory
-from client.backends.opencl.lower.optimizer import STATES, flat_elements, lower_receive
+from client.backends.opencl.lower.optimizer import flat_elements, lower_receive
 from client.backends.opencl.plan import SegmentPlan
 from client.backends.opencl.prepare import Prepared
 from client.backends.opencl.sampling import Sample
+from client.backends.recipe import OPTIMIZER_STATES
 from client.backends.state import State
 from client.model.graph import Float32Array
 
@@ -102,7 +103,7 @@ class Exchange:
     def _slots(self) -> list[int]:
         """Where each of the optimizer's numbers for the trained parameters begins, in bytes."""
         flat = 4 * flat_elements(self._plan.segment)
-        return [i * flat for i in range(STATES[self._plan.recipe.optimizer])]
+        return [i * flat for i in range(OPTIMIZER_STATES[self._plan.recipe.optimizer])]
 
     def _take(
         self, memory: Memory, elements: int, offset_nbytes: int = 0, sample: Sample | None = None

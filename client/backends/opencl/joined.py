@@ -19,7 +19,7 @@ from functools import partial
 import kernels
 from client.backends.opencl.launch import Define, Launch
 
-_CONVOLUTIONS = (
+CONVOLUTIONS = (
     "conv",
     "conv1d",
     "conv1x1",
@@ -32,7 +32,7 @@ _CONVOLUTIONS = (
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "dropout": ("common.h", "random.h"),
-    **dict.fromkeys(_CONVOLUTIONS, ("common.h", "conv.h")),
+    **dict.fromkeys(CONVOLUTIONS, ("common.h", "conv.h")),
 }
 """Sources that are put before another one; ``common.h`` alone where nothing is said."""
 

@@ -13,7 +13,6 @@ from client.backends.opencl.lower import lower
 from client.backends.opencl.lower.loss import WEIGHT_PARTS, lower_loss, metrics_places
 from client.backends.opencl.lower.optimizer import (
     SLACK,
-    STATES,
     clip_elements,
     flat_elements,
     lower_accumulate,
@@ -23,7 +22,7 @@ from client.backends.opencl.lower.optimizer import (
 )
 from client.backends.opencl.memory import Arena, Gradients, live_ranges, plan_arena
 from client.backends.opencl.tiles import Cover, Target
-from client.backends.recipe import DEFAULT_RECIPE, Recipe
+from client.backends.recipe import DEFAULT_RECIPE, OPTIMIZER_STATES, Recipe
 from client.model.graph import Segment
 from client.model.losses import CrossEntropy
 
@@ -108,7 +107,7 @@ class SegmentPlan:
         return {
             Memory.PARAMS: 4 * (self.segment.num_values + SLACK),
             Memory.GRADS: flat,
-            Memory.OPT_STATE: STATES[self.recipe.optimizer] * flat,
+            Memory.OPT_STATE: OPTIMIZER_STATES[self.recipe.optimizer] * flat,
             **({Memory.ROUND_START: flat} if self.recipe.proximal else {}),
             **({Memory.HELD: flat} if self.recipe.accumulates else {}),
             Memory.CLIP: 4 * clip_elements(self.segment, self.target),

@@ -20,12 +20,11 @@ from client.model import Model, initialise, load_model
 from client.placement import planner, probe
 from client.placement.cost import Costs
 from client.placement.estimate import estimate
-from client.placement.layout import Layout, Part
 from client.placement.planner import Limits
 from client.placement.profile import ProcessorProfile
-from client.record import PlacedLayout
 from client.timing import RoundClock
 from client.trainer import Task
+from client.worker.recorded import layout_of
 from client.worker.session import Session
 from server.bench.placement.cell import TOP, Chosen
 from server.bench.placement.grid import Cell
@@ -58,7 +57,7 @@ def choose(infos: Sequence[DeviceInfo], folder: Path, cell: Cell) -> Chosen:
             params = outcome.params
             assert record.decision is not None
             assert record.placement is not None
-            layout = _layout(record.placement.kept)
+            layout = layout_of(record.placement.kept)
             planning_s = record.decision.numbers.get("planning_s", planning_s)
             quiet = quiet + 1 if record.decision.kind in ("keep", "only") else 0
             if quiet == QUIET_ROUNDS:
@@ -97,7 +96,3 @@ def _costs(infos: Sequence[DeviceInfo], model: Model, batch: int) -> Costs:
             raise DeviceError(f"{info.name}: its profile could not be kept: see the warnings above")
         profiles.append(kept)
     return estimate(probe.dated(profiles), model, batch)
-
-
-def _layout(kept: PlacedLayout) -> Layout:
-    return Layout(tuple(Part(p.device, p.first, p.stop, p.share) for p in kept.parts))

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from client.backends.opencl.launch import Arg, At, Define, Items, Launch, Memory
 from client.backends.opencl.tiles import Target
-from client.backends.recipe import OptimizerName, Recipe
+from client.backends.recipe import OPTIMIZER_STATES, Recipe
 from client.model.graph import Segment
 
 SLACK = 64
 """Elements after a flat buffer's last: vector loads may reach over its end."""
-
-STATES: dict[OptimizerName, int] = {"sgd": 1, "adam": 2, "adamw": 2}
-"""How many numbers an optimizer keeps for each trained parameter."""
 
 MOST_SQUARES = 1024
 """Vectors of squares that one work-item adds up: longer sums round more."""
@@ -79,7 +76,7 @@ def lower_update(segment: Segment, recipe: Recipe, target: Target) -> tuple[Laun
         vectors = -(-n // target.vector)
         states = [
             At(Memory.OPT_STATE, i * flat_elements(segment) + offset)
-            for i in range(STATES[optimizer])
+            for i in range(OPTIMIZER_STATES[optimizer])
         ]
         launches.append(
             Launch(
@@ -98,7 +95,7 @@ def lower_update(segment: Segment, recipe: Recipe, target: Target) -> tuple[Laun
                 local=(target.group,),
                 defines=_defines(recipe, target),
                 # parameters and state both ways, gradients, the round's start
-                flat_nbytes=4 * n * (3 + 2 * STATES[optimizer] + recipe.proximal),
+                flat_nbytes=4 * n * (3 + 2 * OPTIMIZER_STATES[optimizer] + recipe.proximal),
             )
         )
     return tuple(launches)
